@@ -1,0 +1,99 @@
+"""The processes of a run: what torchrun tells each of them, the group they form, and what they agree on before it.
+
+With launch.py the only file that reads environment variables.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those of its run."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+    under_torchrun: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def world() -> World:
+    """Read from the variables that torchrun sets; one process where there are none."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return World()
+    return World(
+        rank=int(os.environ["RANK"]),
+        size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        under_torchrun=True,
+    )
+
+
+def agree(key: str, mine: str) -> str:
+    """The value under `key` of whichever process came first, whenever the others start; also after a restart."""
+    if not world().under_torchrun:
+        return mine
+    return _store().compare_set(f"fulcrum/{key}", "", mine).decode()
+
+
+def report_error(error: str) -> None:
+    """Leaves word of the first failure for rank 0, which writes the summary."""
+    if world().under_torchrun:
+        with suppress(Exception):  # the store dies with its agent; the error itself is printed anyway
+            _store().compare_set(f"fulcrum/error/{world().restarts}", "", f"rank {world().rank}: {error}")
+
+
+def reported_error() -> str | None:
+    """The first failure that any process of the run reported."""
+    if world().under_torchrun:
+        with suppress(Exception):
+            key = f"fulcrum/error/{world().restarts}"
+            if _store().check([key]):
+                return _store().get(key).decode()
+    return None
+
+
+@cache
+def _store() -> dist.TCPStore:
+    """A connection to the store of the torchrun agent."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
+
+
+@contextmanager
+def process_group(backend: str | None, device: torch.device) -> Iterator[None]:
+    """The group that gradients travel in; `backend` None: a single process, no group.
+
+    Left by an exception, the group is not torn down: that would wait for processes that may never come.
+    """
+    if backend is None:
+        yield
+        return
+    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    yield
+    dist.destroy_process_group()
+
+
+@contextmanager
+def main_process_first(distributed: bool) -> Iterator[None]:
+    """Lets rank 0 go through the block before the others: it prepares files that they then read."""
+    if distributed and not world().is_main:
+        dist.barrier()
+    yield
+    if distributed and world().is_main:
+        dist.barrier()

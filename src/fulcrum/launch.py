@@ -1,0 +1,208 @@
+"""From the command line to a run: composing, refusing, and starting it here or in fresh processes of its own.
+
+The story: `main` lets Hydra compose; `Callbacks` checks the result before Hydra makes a directory; `start` runs it in
+this process, hands it to torchrun (parallelism=ddp), or starts the job of a sweep as the command a person would type.
+"""
+
+import copy
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from . import config, distributed
+from .logbook.summary import SUMMARY, Summary, taken
+from .refusal import Refusal
+
+REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
+COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
+QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+
+
+def main(train: Callable[[], Any]) -> NoReturn:
+    """Runs Hydra's main function. Exit codes: 0 completed, 1 not completed, 2 refused, 130 interrupted."""
+    config.register()
+    OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
+    os.environ.setdefault(COMMAND, shlex.join(["python", *sys.argv]))
+    typed = list(sys.argv[1:])
+    if not distributed.world().is_main:
+        sys.argv += QUIET
+    try:
+        train()
+    except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
+        from .explain import explain
+
+        overrides = [word for word in typed if "=" in word and not word.startswith("-")]
+        refuse(explain(error, overrides, Path(sys.argv[0]).resolve().parent / "conf"))
+    sys.exit(0)
+
+
+def refuse(sentence: str) -> NoReturn:
+    if distributed.world().is_main:
+        print(f"refused: {sentence}", file=sys.stderr)
+    sys.exit(REFUSED)
+
+
+def start_time() -> str:
+    """<date>/<time to the microsecond>: the same for every process of a run, another for every start."""
+    return distributed.agree("start", time.strftime("%Y-%m-%d/%H-%M-%S-") + f"{time.time_ns() // 1000 % 10**6:06d}")
+
+
+class Callbacks(Callback):
+    """Hydra calls these around a run and around a sweep. Refusals leave as SystemExit: Hydra turns any other
+    exception of a callback into a warning."""
+
+    def __init__(self) -> None:
+        self.all_completed = True
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Checks a run before its directory is made."""
+        try:
+            preflight(config)
+        except Refusal as refusal:
+            refuse(str(refusal))
+        except OmegaConfBaseException as error:
+            refuse(" ".join(str(error).split()))
+        except Exception:
+            traceback.print_exc()
+            sys.exit(NOT_COMPLETED)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if distributed.world().under_torchrun:
+            refuse("torchrun with -m: a sweep starts torchrun for each of its jobs; type python train.py -m …")
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
+        record = job_return.return_value
+        self.all_completed &= isinstance(record, dict) and record.get("status") == "completed"
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if not self.all_completed:
+            sys.exit(NOT_COMPLETED)
+
+
+def preflight(composed: DictConfig) -> None:
+    """Refuses what cannot work, and a directory that holds another run."""
+    task = copy.deepcopy(composed)
+    with open_dict(task):
+        del task["hydra"]
+    experiment = config.load(task)
+    here = distributed.world()
+    if here.under_torchrun and not experiment.parallelism.distributed:
+        raise Refusal(
+            f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py"
+        )
+    config.check(
+        experiment,
+        num_processes=num_processes(experiment),
+        typed=typed_overrides(composed.hydra.overrides.task),
+    )
+    folder = Path(composed.hydra.run.dir)
+    if here.is_main and experiment.resume != "auto" and here.restarts == 0 and (folder / SUMMARY).exists():
+        raise taken(folder)
+
+
+def num_processes(experiment: config.Experiment) -> int:
+    """Processes of the run: torchrun's own number, or what the configuration asks for."""
+    here = distributed.world()
+    return here.size if here.under_torchrun else experiment.parallelism.num_processes(experiment.resolved_device())
+
+
+def typed_overrides(overrides: list[str]) -> dict[str, str]:
+    from .explain import parse_overrides
+
+    return parse_overrides(overrides)
+
+
+def start(composed: DictConfig) -> dict[str, Any]:
+    """The task of Hydra's main: one run, wherever it takes place. Exits with its code; in a sweep returns its record."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    overrides = list(hydra.overrides.task)
+    if hydra.mode == RunMode.MULTIRUN:
+        return run_job(overrides, folder)
+    experiment = config.load(composed)
+    if experiment.parallelism.distributed and not distributed.world().under_torchrun:
+        sys.exit(exit_code(*run_under_torchrun(experiment, overrides, folder)))
+
+    from . import run
+
+    choices = {group: str(option) for group, option in hydra.runtime.choices.items() if not group.startswith("hydra")}
+    seed = experiment.seed
+    if seed is None:
+        seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))
+    warnings = config.check(
+        experiment, num_processes=num_processes(experiment), typed=typed_overrides(overrides)
+    )
+    invocation = run.Invocation(choices, overrides, os.environ[COMMAND], seed, warnings)
+    summary = run.run(experiment, folder, invocation)
+    sys.exit(exit_code(summary.status, summary.error))
+
+
+def exit_code(status: str, error: str | None = None) -> int:
+    if status == "refused":
+        refuse(str(error))
+    return {"completed": 0, "interrupted": INTERRUPTED}.get(status, NOT_COMPLETED)
+
+
+def run_job(overrides: list[str], folder: Path) -> dict[str, Any]:
+    """One job of a sweep, as the command a person would type, in a fresh process."""
+    command = [sys.executable, sys.argv[0], *overrides, f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+    environment = {**os.environ, COMMAND: shlex.join(["python", "train.py", *overrides])}
+    code = subprocess.run(command, env=environment, check=False).returncode
+    return finished_record(folder, code)
+
+
+def finished_record(folder: Path, code: int) -> dict[str, Any]:
+    """What the summary of a run that has ended says; a run that could not say it is named by its exit code."""
+    record: dict[str, Any] = {"status": "running", "error": None}
+    path = folder / SUMMARY
+    if path.exists():
+        record = Summary.read(folder)
+    if record["status"] == "running":
+        record["status"] = {REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, "killed" if code < 0 else "failed")
+        record["error"] = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if path.exists():
+            Summary.amend(folder, record)
+    return record
+
+
+def run_under_torchrun(experiment: config.Experiment, overrides: list[str], folder: Path) -> tuple[str, str | None]:
+    """Starts the run on its processes, as `torchrun --standalone` would, and waits. Returns its status and error."""
+    import logging
+
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    count = num_processes(experiment)
+    threads = experiment.threads or max(1, (os.cpu_count() or 1) // count)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its tables bury the error of the rank
+    own = [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+    code = 0
+    try:
+        run(parse_args(["--standalone", f"--nproc_per_node={count}", sys.argv[0], *overrides, *own]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code not in (REFUSED, INTERRUPTED):
+            print(f"rank {rank} ended with exit code {code}", file=sys.stderr)
+    except (SignalException, KeyboardInterrupt):
+        code = INTERRUPTED
+    record = finished_record(folder, code)
+    return record["status"], record["error"]

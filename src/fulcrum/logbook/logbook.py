@@ -1,0 +1,123 @@
+"""The logbook of a run: every number goes through here, to the console, to TensorBoard and into the summary.
+
+On ranks above 0 it takes everything and writes nothing.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..meters.time import Stopwatch, images_per_s, step_ms
+from .events import Events
+from .summary import Summary
+
+log = logging.getLogger("fulcrum")
+
+
+class Logbook:
+    """`summary` fills up as the run goes on; `close` writes it for the last time."""
+
+    def __init__(self, folder: Path, summary: Summary, *, is_main: bool) -> None:
+        self.folder, self.summary, self.is_main = folder, summary, is_main
+        self.events: Events | None = None
+        self.progress: Any = None
+
+    def say(self, line: str) -> None:
+        if self.is_main:
+            log.info(line)
+
+    def warn(self, line: str) -> None:
+        if self.is_main:
+            log.warning("warning: %s", line)
+
+    def start(self, hparams: dict[str, Any], *, num_steps: int) -> None:
+        """Everything about the run is known: writes the summary, opens the event file and, on a terminal, the bar."""
+        if not self.is_main:
+            return
+        self.summary.write(self.folder)
+        self.events = Events(self.folder)
+        self.events.start_session(hparams)
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+            self.progress = Progress(*columns, transient=True)
+            self.progress.start()
+            self.progress.add_task("", total=num_steps)
+
+    def steps(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float | None,
+        learning_rate: float,
+        loss_scale: float | None,
+        timed: list[tuple[float, int]],
+        peak_mib: float | None,
+    ) -> None:
+        """A log point: what happened since the last one. loss: mean over the samples of those steps."""
+        if not self.is_main:
+            return
+        rate = images_per_s(timed)
+        values = {
+            "train/loss": loss,
+            "train/learning_rate": learning_rate,
+            "time/step_ms": step_ms(timed),
+            "time/images_per_s": rate,
+            "memory/peak_mib": peak_mib,
+            "numerics/loss_scale": loss_scale,
+        }
+        if self.events:
+            self.events.scalars(values, step)
+        line = f"epoch {epoch}  step {step}  loss {_number(loss, '.4f')}  lr {learning_rate:.4g}"
+        line += f"  {_number(rate, '.0f')} images/s"
+        if self.progress:
+            self.progress.update(self.progress.task_ids[0], completed=step, description=line)
+        else:
+            log.info(line)
+
+    def evaluated(self, *, step: int, epoch: int, loss: float, accuracy: float, correct: int, images: int) -> bool:
+        """The result of an evaluation; says whether it is the best so far."""
+        metrics = self.summary.metrics
+        best = metrics["best_eval_accuracy"]
+        is_best = best is None or accuracy > best
+        metrics.update(eval_loss=loss, eval_accuracy=accuracy)
+        if is_best:
+            metrics.update(best_eval_accuracy=accuracy, best_epoch=epoch)
+        if self.events:
+            self.events.scalars({"eval/loss": loss, "eval/accuracy": accuracy}, step)
+            self.events.flush()
+        self.say(
+            f"epoch {epoch}  step {step}  eval loss {loss:.4f}  eval accuracy {100 * accuracy:.2f} % "
+            f"({correct} of {images})" + ("  best so far" if is_best else "")
+        )
+        return is_best
+
+    def close(self, stopwatch: Stopwatch, timed: list[tuple[float, int]]) -> None:
+        """The end, whatever it is: times, status, the last rewrite of the summary."""
+        if not self.is_main:
+            return
+        if self.progress:
+            self.progress.stop()
+        seconds = stopwatch.read()
+        time = self.summary.time
+        time.update({f"{name}_s": seconds.get(name, 0.0) for name in ("setup", "train", "eval", "save", "wall")})
+        time.update(step_ms=step_ms(timed), images_per_s=images_per_s(timed))
+        if self.events:
+            self.events.scalars({"time/wall_s": time["wall_s"]}, self.summary.optimizer_steps)
+            self.events.end_session(completed=self.summary.status == "completed")
+            self.events.close()
+        self.summary.write(self.folder)
+        accuracy = self.summary.metrics["eval_accuracy"]
+        self.say(
+            f"{self.summary.status} after {self.summary.optimizer_steps} steps in {seconds['wall']:.1f} s"
+            + ("" if accuracy is None else f", eval accuracy {100 * accuracy:.2f} %")
+            + ("" if self.summary.error is None else f": {self.summary.error}")
+        )
+        self.say(f"everything about this run is in {self.folder}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,102 @@
+"""summary.json: what was asked for, what was in force, what came out; there whatever the end of the run is."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..refusal import Refusal
+
+SUMMARY = "summary.json"
+
+
+@dataclass(kw_only=True, slots=True)
+class Summary:
+    """The keys of the file. None: not known, or not measured."""
+
+    status: str = "running"
+    choices: dict[str, str] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    command: str = ""
+    seed: int | None = None
+    batch: dict[str, int] = field(default_factory=dict)
+    optimizer_steps: int = 0
+    skipped_steps: int = 0
+    epochs: int = 0
+    learning_rate: dict[str, float] = field(default_factory=dict)
+    precision: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+    metrics: dict[str, float | int | None] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("train_loss", "eval_loss", "eval_accuracy", "best_eval_accuracy", "best_epoch")
+        )
+    )
+    time: dict[str, float | None] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("wall_s", "setup_s", "train_s", "eval_s", "save_s", "step_ms", "images_per_s")
+        )
+    )
+    memory: dict[str, float | str | None] = field(
+        default_factory=lambda: dict.fromkeys(
+            (
+                "peak_mib",
+                "parameters_mib",
+                "gradients_mib",
+                "optimizer_mib",
+                "activations_mib",
+                "data_mib",
+                "predicted_peak_mib",
+                "method",
+            )
+        )
+    )
+    model: dict[str, int] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def claim(self, folder: Path, *, again: bool) -> None:
+        """Writes the file for the first time. Two starts cannot share a folder: the second is refused, unless it means
+        to go on with that run (`again`)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if again:
+            self.write(folder)
+            return
+        try:
+            with open(folder / SUMMARY, "x") as file:
+                file.write(self.to_json())
+        except FileExistsError:
+            raise taken(folder) from None
+
+    def write(self, folder: Path) -> None:
+        """Rewrites the file whole."""
+        temporary = folder / f"{SUMMARY}.partial"
+        temporary.write_text(self.to_json())
+        os.replace(temporary, folder / SUMMARY)
+
+    @staticmethod
+    def read(folder: Path) -> dict[str, Any]:
+        return json.loads((folder / SUMMARY).read_text())
+
+    @staticmethod
+    def amend(folder: Path, record: dict[str, Any]) -> None:
+        """Rewrites the file of a run that could not do it itself."""
+        Summary(**record).write(folder)
+
+    def to_json(self) -> str:
+        """Numbers that are not finite become null: JSON has no word for them."""
+        return json.dumps(_finite(asdict(self)), indent=2) + "\n"
+
+
+def taken(folder: Path) -> Refusal:
+    return Refusal(
+        f"hydra.run.dir={folder} already holds a run; use resume=auto to go on with it, or another directory"
+    )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

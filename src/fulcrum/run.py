@@ -1,0 +1,373 @@
+"""The story of one run, and `build_model`: the order in which the levers act."""
+
+import platform
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import __version__, config, saving
+from .config import Experiment
+from .data import Feed, Splits
+from .data.feed import fits
+from .distributed import World, main_process_first, process_group, report_error, reported_error, world
+from .levers.lora import split_state
+from .logbook import Logbook, Summary
+from .meters.memory import MemoryMeter, blocks_mib, tensor_mib
+from .meters.time import StepClock, Stopwatch
+from .refusal import Refusal
+from .trainer import Diverged, Progress, Trainer
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How a run was asked for."""
+
+    choices: dict[str, str]
+    overrides: list[str]
+    command: str
+    seed: int
+    warnings: list[str]
+
+
+class Interrupted(BaseException):
+    """SIGTERM: somebody wants this process to end."""
+
+
+def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary:
+    """Trains in this process, alone or as one of several, and returns what came out; `folder` holds the rest.
+
+    Never raises for what happens to the run: `status` and `error` of the summary tell. Order counts at the end: the
+    error is reported to the other processes before anything is waited for.
+    """
+    here = world()
+    device = pick_device(experiment, here)
+    stopwatch, clock = Stopwatch(device, first_section="setup"), StepClock(device)
+    summary = Summary(choices=invocation.choices, overrides=invocation.overrides, command=invocation.command)
+    logbook = Logbook(folder, summary, is_main=here.is_main)
+    if here.is_main:
+        try:
+            summary.claim(folder, again=experiment.resume == "auto" or here.restarts > 0)
+        except Refusal as refusal:
+            summary.status, summary.error = "refused", str(refusal)
+            return summary  # that directory is another run's: nothing of it is touched
+    for warning in invocation.warnings:
+        logbook.warn(warning)
+    try:
+        with sigterm_interrupts(), process_group(experiment.parallelism.backend_for(device), device):
+            train(experiment, folder, invocation, here, device, logbook, stopwatch, clock)
+        summary.status = "completed"
+    except (Exception, KeyboardInterrupt, Interrupted) as error:
+        summary.status, summary.error = name_end(error)
+        peer_failed = reported_error()
+        if peer_failed and summary.status in ("failed", "interrupted"):
+            summary.status, summary.error = "failed", peer_failed  # the others only lost their connection
+        elif summary.status not in ("refused", "interrupted"):
+            report_error(summary.error)
+            traceback.print_exc()
+            logbook.say(traceback.format_exc())
+    logbook.close(stopwatch, clock.steady())
+    return summary
+
+
+def train(
+    experiment: Experiment,
+    folder: Path,
+    invocation: Invocation,
+    here: World,
+    device: torch.device,
+    logbook: Logbook,
+    stopwatch: Stopwatch,
+    clock: StepClock,
+) -> None:
+    """Builds everything in order, tells what it is, and trains."""
+    summary = logbook.summary
+    configure_torch(experiment, device, here)
+    memory = MemoryMeter(device)
+    effective, per_device = experiment.batch_sizes(here.size)
+    peak_lr = experiment.optimizer.scaled_lr(effective)
+
+    torch.manual_seed(invocation.seed)  # the same first weights on every process
+    network, model = build_model(experiment, device)
+    trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimizer = experiment.optimizer.build(trainable, peak_lr)
+
+    with main_process_first(experiment.parallelism.distributed):
+        splits = experiment.data.load(invocation.seed)
+    train_feed, test_feed = build_feeds(experiment, splits, device, here, effective, invocation.seed)
+    config.check_num_steps(
+        experiment, num_steps=train_feed.num_steps, num_images=len(splits.train), num_processes=here.size
+    )
+    trainer = Trainer(
+        model=model,
+        network=network,
+        optimizer=optimizer,
+        scaler=experiment.precision.scaler(network, device),
+        peak_lr=peak_lr,
+        clip_norm=experiment.optimizer.clip_norm,
+        schedule=experiment.schedule,
+        precision=experiment.precision,
+        parallelism=experiment.parallelism,
+        accumulation=experiment.accumulation,
+        train_feed=train_feed,
+        test_feed=test_feed,
+        epochs=experiment.epochs,
+        device=device,
+        seed=invocation.seed,
+        rank=here.rank,
+        logbook=logbook,
+        stopwatch=stopwatch,
+        clock=clock,
+        memory=memory,
+    )
+    resume(experiment, folder, trainer, restarts=here.restarts)
+
+    summary.seed = invocation.seed
+    summary.batch = {
+        "effective": effective,
+        "per_device": per_device,
+        "world_size": here.size,
+        "accumulation": experiment.accumulation.steps,
+    }
+    summary.learning_rate = {"base": experiment.optimizer.lr, "effective": peak_lr}
+    summary.precision = {
+        "requested": experiment.precision.name,
+        "in_force": experiment.precision.in_force(device),
+        "tf32": "on" if experiment.precision.in_force(device) == "tf32" else "off",
+    }
+    summary.device = describe(device)
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    summary.model = {"parameters": num_parameters, "trainable": sum(parameter.numel() for parameter in trainable)}
+    summary.environment = environment(device)
+    tell(experiment, logbook, trainer)
+    logbook.start(hparams(summary), num_steps=experiment.max_steps or experiment.epochs * train_feed.num_steps)
+
+    def save(*, is_best: bool) -> None:
+        record_progress(summary, trainer.progress)
+        if here.is_main:
+            with stopwatch.section("save"):
+                experiment.saving.write(checkpoint(trainer, splits, summary), folder, is_best=is_best)
+
+    try:
+        with stopwatch.section("train"):
+            trainer.fit(
+                max_steps=experiment.max_steps,
+                log_every=experiment.logging.every_steps,
+                eval_every=experiment.eval_every_epochs,
+                saving=experiment.saving,
+                save=save,
+            )
+        if here.is_main and experiment.saving.writes:
+            write_adapter(network, folder)
+    finally:
+        record_progress(summary, trainer.progress)
+        summary.memory.update(blocks_mib(network, optimizer))
+        resident = [images for images in (train_feed.images, test_feed.images) if images.labels_N.device == device]
+        summary.memory.update(
+            peak_mib=memory.peak_mib(),
+            data_mib=tensor_mib(t for images in resident for t in (images.images_NCHW, images.labels_N)),
+            method=memory.method,
+        )
+
+
+def build_model(experiment: Experiment, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """(network, model): the network with every lever in place, and what the step calls. The order counts."""
+    network = experiment.model.build(experiment.data.num_classes())
+    load_base(experiment, network)  # before the adapters: a base is a plain network
+    experiment.lora.apply(network)  # freezes, and DDP looks at requires_grad when it wraps
+    experiment.checkpointing.apply(network)  # after LoRA: the adapters are recomputed with their layers
+    network = network.to(device, memory_format=experiment.model.memory_format())  # type: ignore[call-overload]
+    if experiment.model.compile:
+        network.compile()  # in place, so that parameter names stay plain; sees the layers as they will run
+    model = experiment.parallelism.wrap(network, device)  # last: its hooks belong to the final parameters
+    return network, model
+
+
+def load_base(experiment: Experiment, network: nn.Module) -> None:
+    """Puts the weights of `lora.base` under the adapters; a head of another size stays as it was made."""
+    if experiment.lora.base is None or "base" in experiment.lora.unused:
+        return
+    path = saving.find(experiment.lora.base, key="lora.base")
+    load_weights(network, saving.read(path, key="lora.base")["model"], f"lora.base={path}")
+
+
+def load_weights(network: nn.Module, weights: dict[str, Any], source: str) -> None:
+    """Loads strictly, or refuses naming the first keys that differ; never half a file."""
+    own = {name: tensor.shape for name, tensor in split_state(network.state_dict())[0].items()}
+    theirs = {name: tensor.shape for name, tensor in weights.items()}
+    if differing := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
+        raise Refusal(
+            f"{source} is of another network: {len(differing)} tensors differ, the first is {differing[0]} "
+            f"({shape(theirs, differing[0])} there, {shape(own, differing[0])} here); use the same model settings"
+        )
+    network.load_state_dict(weights, strict=False)  # all plain names are there; adapters are loaded beside
+
+
+def shape(shapes: dict[str, torch.Size], name: str) -> str:
+    return "x".join(map(str, shapes[name])) or "a number" if name in shapes else "missing"
+
+
+def build_feeds(
+    experiment: Experiment, splits: Splits, device: torch.device, here: World, effective: int, seed: int
+) -> tuple[Feed, Feed]:
+    """The feeds of training and test images, both on the device where both fit."""
+    shared: dict[str, Any] = {
+        "mean_C": splits.mean_C,
+        "std_C": splits.std_C,
+        "device": device,
+        "memory_format": experiment.model.memory_format(),
+        "batch_size": effective,
+        "seed": seed,
+        "rank": here.rank,
+        "num_processes": here.size,
+        "resident": fits(splits.train.num_bytes + splits.test.num_bytes, device),
+    }
+    train_feed = Feed(splits.train, augment=experiment.data.augment, drop_last=experiment.data.drop_last, **shared)
+    return train_feed, Feed(splits.test, **shared)
+
+
+def checkpoint(trainer: Trainer, splits: Splits, summary: Summary) -> dict[str, Any]:
+    """Plain tensors and plain data. `model` has the names of the plain network under every lever."""
+    base, adapter = split_state(trainer.network.state_dict())
+    metrics = {key: value for key, value in summary.metrics.items() if value is not None}
+    normalisation = {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
+    return {"model": base, "adapter": adapter, **trainer.state(), "metrics": metrics, "data": normalisation}
+
+
+def write_adapter(network: nn.Module, folder: Path) -> None:
+    """adapter.safetensors: all that a LoRA run changed: adapters, head and BatchNorm statistics."""
+    state = network.state_dict()
+    _, adapter = split_state(state)
+    if not adapter:
+        return
+    from safetensors.torch import save_file
+
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    changed = {name: tensor.contiguous() for name, tensor in state.items() if name not in frozen}
+    save_file(changed, folder / saving.FOLDER / "adapter.safetensors")
+
+
+def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
+    """Goes on from the checkpoint that `resume` names; `auto`: this directory's newest, where it has one."""
+    if experiment.resume == "none" and restarts == 0:
+        return
+    if experiment.resume in ("none", "auto"):
+        path = folder / saving.FOLDER / "last.pt"
+        if not path.is_file():
+            return
+    else:
+        path = saving.find(experiment.resume, key="resume")
+    loaded = saving.read(path, key="resume")
+    load_weights(trainer.network, loaded["model"], f"resume={path}")
+    own = split_state(trainer.network.state_dict())[1].keys()
+    if own != loaded.get("adapter", {}).keys():
+        raise Refusal(f"resume={path} holds other adapters than lora asks for; use the same lora settings")
+    trainer.network.load_state_dict(loaded.get("adapter", {}), strict=False)
+    try:
+        trainer.load_state(loaded)
+    except (KeyError, ValueError) as error:
+        raise Refusal(f"resume={path} was saved under other settings ({error}); use the same settings") from error
+    trainer.logbook.summary.metrics.update(loaded.get("metrics", {}))
+    trainer.logbook.say(f"resuming from {path}: {trainer.progress.epoch} epochs, {trainer.progress.step} steps done")
+
+
+def record_progress(summary: Summary, progress: Progress) -> None:
+    summary.optimizer_steps, summary.skipped_steps, summary.epochs = progress.step, progress.skipped, progress.epoch
+
+
+def pick_device(experiment: Experiment, here: World) -> torch.device:
+    device = experiment.resolved_device()
+    return torch.device("cuda", here.local_rank) if device.type == "cuda" else device
+
+
+def configure_torch(experiment: Experiment, device: torch.device, here: World) -> None:
+    """The global switches of this process."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    experiment.precision.configure(device)
+    torch.backends.cudnn.benchmark = not experiment.deterministic
+    torch.use_deterministic_algorithms(experiment.deterministic)
+
+
+def tell(experiment: Experiment, logbook: Logbook, trainer: Trainer) -> None:
+    """The start-up card."""
+    summary = logbook.summary
+    batch, lr = summary.batch, summary.learning_rate
+    sizes = f"{batch['per_device']} per device x {batch['world_size']} processes x {batch['accumulation']} accumulated"
+    trainable, total = summary.model["trainable"], summary.model["parameters"]
+    lines = [
+        f"device           {summary.device}, {summary.environment['threads']} CPU threads a process",
+        f"precision        {summary.precision['requested']}, in force: {summary.precision['in_force']}",
+        f"effective batch  {batch['effective']} = {sizes}",
+        f"learning rate    {lr['effective']:g} = {lr['base']:g} for a batch of {experiment.optimizer.lr_batch}, "
+        f"scaled {experiment.optimizer.lr_scaling.name} to {batch['effective']}",
+        f"images           {len(trainer.train_feed.images)} to train on, {len(trainer.test_feed.images)} to test on",
+        f"steps            {trainer.train_feed.num_steps} an epoch, {experiment.epochs} epochs",
+        f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}",
+    ]
+    for line in lines:
+        logbook.say(line)
+
+
+def describe(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    return {
+        "fulcrum": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "machine": platform.machine(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def hparams(summary: Summary) -> dict[str, Any]:
+    """A value for every HParams column."""
+    return {
+        **summary.choices,
+        "batch.effective": summary.batch["effective"],
+        "batch.per_device": summary.batch["per_device"],
+        "world_size": summary.batch["world_size"],
+        "learning_rate": summary.learning_rate["effective"],
+        "seed": summary.seed,
+    }
+
+
+def name_end(error: BaseException) -> tuple[str, str]:
+    """(status, error in one line)."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, Refusal):
+        return "refused", line
+    if isinstance(error, Diverged):
+        return "diverged", line
+    if isinstance(error, (KeyboardInterrupt, Interrupted)):
+        return "interrupted", "stopped by a signal"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in line:
+        return "oom", line
+    return "failed", f"{type(error).__name__}: {line}"
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, with a summary."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
