@@ -4,7 +4,7 @@ Each option's YAML names its class in its first line (`/schema/<group>/<Class>@_
 type while composing. All options of a group share one set of keys: a sweep over the group can set any of them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 import torch
@@ -15,7 +15,7 @@ from . import levers, saving
 from .data import Cifar10, Data, ImageFolder, Synthetic
 from .models import CifarResNet, Model, TorchvisionResNet
 from .optimizer import AdamW, Optimizer, Sgd
-from .refusal import Refusal, at_least
+from .refusal import Refusal, at_least, did_you_mean
 from .saving import SaveAll, SaveLast, Saving
 from .schedule import Cosine, MultiStep, OneCycle, Schedule
 
@@ -109,7 +109,11 @@ def register() -> None:
 
 
 def load(composed: DictConfig) -> Experiment:
-    """The composed configuration as an Experiment."""
+    """The composed configuration as an Experiment. Refuses a key of its own making (+key=value)."""
+    known = [field.name for field in fields(Experiment)]
+    for key in composed:
+        if key not in known:
+            raise Refusal(f"+{key}: there is no key '{key}'; " + did_you_mean(str(key), known))
     experiment = OmegaConf.to_object(composed)
     assert isinstance(experiment, Experiment)
     return experiment

@@ -10,44 +10,53 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from .config import GROUPS, Experiment
-from .refusal import did_you_mean
+from .refusal import did_you_mean, parse_overrides
 
 
 def explain(error: Exception, overrides: list[str], conf: Path) -> str:
     """Hydra's and OmegaConf's errors as: the key as typed = the value; the rule; what to do instead."""
-    text = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
+    text = _whole_text(error)
     typed = parse_overrides(overrides)
     options = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in conf.iterdir() if group.is_dir()}
 
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+~")
+        if word.startswith("~"):
+            return f"{word}: keys and groups cannot be taken out; choose an option such as none, or set another value"
+        if "=" not in word:
+            return f"{word}: a value is missing; type {key}=<value>"
     for key, value in typed.items():
-        if key in options and f"'{key}/{value}'" in text:
-            return f"{key}={value} is no option of {key}; " + did_you_mean(value, options[key])
-        if key in options and ("must be a string or a list" in text or "Ambiguous" in text) and value not in options[key]:
+        if key in options and value not in options[key]:
+            if "," in value:
+                return f"{key}={value}: one option is needed; several are a sweep: python train.py -m {key}={value}"
             hint = f"x{value}" if f"x{value}" in options[key] else value
             return f"{key}={value} is no option of {key}; " + did_you_mean(hint, options[key])
-    if match := re.search(r"full_key: (\S+)", text):
-        full_key = match[1]
-        for key, value in typed.items():
-            if full_key in (key, key.split("=")[0]) and "not in" not in text:
-                return f"{key}={value}: {_rule(text)}"
     known = _known_keys(conf)
     for key, value in typed.items():
         if key not in known and key not in options and not key.startswith("hydra"):
             return f"{key}={value}: there is no key '{key}'; " + _nearest(key, known | set(options))
-    for key in typed:
+    for word, (key, value) in zip(overrides, typed.items(), strict=True):
+        if word.startswith("+") and f"'{key.rsplit('.', 1)[-1]}'" in text:
+            return f"{word}: there is no key '{key}'; " + _nearest(key, known)
         if key.startswith("hydra") and f"'{key.rsplit('.', 1)[-1]}'" in text:
-            return f"{key}={typed[key]}: Hydra has no key '{key}'; `python train.py --hydra-help` names those it has"
+            return f"{key}={value}: Hydra has no key '{key}'; `python train.py --hydra-help` names those it has"
+    for key, value in typed.items():
+        if re.search(rf"full_key: {re.escape(key)}\b|override \+*{re.escape(key)}=", text):
+            return f"{key}={value}: {_rule(key, value, text)}"
     first_lines = " ".join(line.strip() for line in text.splitlines()[:2] if line.strip())
     return f"{' '.join(overrides) or 'the configuration'}: {first_lines}"
 
 
-def parse_overrides(overrides: list[str]) -> dict[str, str]:
-    """{key: value} of key=value words, without the marks +, ++ and ~."""
-    pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+~"): value for key, _, value in pairs}
+def _whole_text(error: BaseException | None) -> str:
+    """The words of an error and of those it came from."""
+    words = []
+    while error is not None:
+        words.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(words)
 
 
-def _rule(text: str) -> str:
+def _rule(key: str, value: str, text: str) -> str:
     """What the key takes, from OmegaConf's words for what it does not."""
     if match := re.search(r"could not be converted to (\w+)", text):
         return {
@@ -57,6 +66,12 @@ def _rule(text: str) -> str:
         }.get(match[1], f"a {match[1].lower()} is needed")
     if match := re.search(r"expected one of \[(.*?)\]", text):
         return f"it must be one of {match[1].replace(chr(39), '')}; type one of them"
+    if "not a valid bool" in text:
+        return "true or false is needed; type one of them"
+    if "ListConfig" in text or "list" in text:
+        return f"a list is needed; type {key}=[{value.strip('[]')}]"
+    if "Interpolation key" in text:
+        return "it refers to a key that does not exist; give a value"
     if "not Optional" in text or "not optional" in text:
         return "null is not possible here; give a value"
     return f"{text.splitlines()[0].rstrip('.')}; see the comment in its file under conf/"
@@ -76,14 +91,14 @@ def _known_keys(conf: Path) -> set[str]:
 
 
 def _nearest(key: str, known: set[str]) -> str:
-    """A close key by its whole name, or the one of another group with the same last word."""
-    hint = did_you_mean(key, known)
-    if hint.startswith("did"):
-        return hint
+    """The key of another group with the same last word, or a close one by its whole name."""
     last = key.rsplit(".", 1)[-1]
     same = sorted(name for name in known if name.rsplit(".", 1)[-1] == last)
     if same:
         return f"did you mean '{same[0]}'?"
+    hint = did_you_mean(key, known)
+    if hint.startswith("did"):
+        return hint
     group = key.split(".")[0]
     siblings = [name for name in known if name.startswith(f"{group}.")]
     return did_you_mean(key, siblings) if siblings else "`python train.py --help` lists all keys"

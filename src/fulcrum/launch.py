@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import config, distributed
 from .logbook.summary import SUMMARY, Summary, taken
-from .refusal import Refusal
+from .refusal import Refusal, parse_overrides
 
 REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
 COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
@@ -45,11 +45,14 @@ def main(train: Callable[[], Any]) -> NoReturn:
     try:
         train()
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
-        from .explain import explain
-
-        overrides = [word for word in typed if "=" in word and not word.startswith("-")]
-        refuse(explain(error, overrides, Path(sys.argv[0]).resolve().parent / "conf"))
+        refuse(explained(error, [word for word in typed if not word.startswith("-")]))
     sys.exit(0)
+
+
+def explained(error: Exception, overrides: list[str]) -> str:
+    from .explain import explain  # needed once something is wrong
+
+    return explain(error, overrides, Path(sys.argv[0]).resolve().parent / "conf")
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -76,8 +79,8 @@ class Callbacks(Callback):
             preflight(config)
         except Refusal as refusal:
             refuse(str(refusal))
-        except OmegaConfBaseException as error:
-            refuse(" ".join(str(error).split()))
+        except (OmegaConfBaseException, AttributeError) as error:
+            refuse(explained(error, as_typed(config)))
         except Exception:
             traceback.print_exc()
             sys.exit(NOT_COMPLETED)
@@ -109,23 +112,27 @@ def preflight(composed: DictConfig) -> None:
     config.check(
         experiment,
         num_processes=num_processes(experiment),
-        typed=typed_overrides(composed.hydra.overrides.task),
+        typed=parse_overrides(as_typed(composed)),
     )
+    for group in config.GROUPS:
+        if not isinstance(composed.hydra.runtime.choices.get(group), str):
+            raise Refusal(f"{group}: one option is needed; several are a sweep: python train.py -m {group}=…,…")
     folder = Path(composed.hydra.run.dir)
     if here.is_main and experiment.resume != "auto" and here.restarts == 0 and (folder / SUMMARY).exists():
         raise taken(folder)
+
+
+def as_typed(composed: DictConfig) -> list[str]:
+    """The overrides of a run, with nothing in them resolved."""
+    words = OmegaConf.to_container(composed.hydra.overrides.task, resolve=False)
+    assert isinstance(words, list)
+    return [str(word) for word in words]
 
 
 def num_processes(experiment: config.Experiment) -> int:
     """Processes of the run: torchrun's own number, or what the configuration asks for."""
     here = distributed.world()
     return here.size if here.under_torchrun else experiment.parallelism.num_processes(experiment.resolved_device())
-
-
-def typed_overrides(overrides: list[str]) -> dict[str, str]:
-    from .explain import parse_overrides
-
-    return parse_overrides(overrides)
 
 
 def start(composed: DictConfig) -> dict[str, Any]:
@@ -146,7 +153,7 @@ def start(composed: DictConfig) -> dict[str, Any]:
     if seed is None:
         seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))
     warnings = config.check(
-        experiment, num_processes=num_processes(experiment), typed=typed_overrides(overrides)
+        experiment, num_processes=num_processes(experiment), typed=parse_overrides(overrides)
     )
     invocation = run.Invocation(choices, overrides, os.environ[COMMAND], seed, warnings)
     summary = run.run(experiment, folder, invocation)

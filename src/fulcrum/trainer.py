@@ -140,6 +140,8 @@ class Trainer:
             window = Window()
             self._end_epoch(max_steps, eval_every, saving, save, epoch_loss)
             epoch_loss = WeightedMean()
+        if self.progress.step == 0:
+            raise Diverged(f"all {self.progress.skipped} steps overflowed; use a lower precision.init_scale or more epochs")
 
     def _reached(self, max_steps: int | None) -> bool:
         return max_steps is not None and self.progress.step >= max_steps

@@ -8,6 +8,7 @@ BatchNorm: each process normalises with its own part. Rank 0's running statistic
 all before an evaluation and saved. (SyncBatchNorm shares them in every forward, on GPUs, at a price in time.)
 """
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..refusal import Refusal, at_least
+
+
+# torch 2.14 gave the argument a new name and warns about the old one; drop this with torch < 2.14.
+_DDP_ARGUMENTS = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers"
 
 
 class Backend(Enum):
@@ -102,8 +108,8 @@ class Ddp(Parallelism):
         return nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,  # rank 0's are the model's, see share_buffers: no traffic in the step
             gradient_as_bucket_view=True,  # one copy of the gradients instead of two
+            **{_SYNC_BUFFERS: False},  # rank 0's are the model's, see share_buffers: no traffic in the step
         )
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
