@@ -77,15 +77,16 @@ def _store() -> dist.TCPStore:
 
 @contextmanager
 def process_group(backend: str | None, device: torch.device) -> Iterator[None]:
-    """The group that gradients travel in; `backend` None: a single process, no group.
+    """The group that gradients travel in; `backend` None: a single process, no group. One that is there is used.
 
     Left by an exception, the group is not torn down: that would wait for processes that may never come.
     """
-    if backend is None:
+    if backend is None or dist.is_initialized():
         yield
         return
     dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
     yield
+    dist.barrier()  # all are done: nobody's connection is closed while it is in use
     dist.destroy_process_group()
 
 

@@ -30,6 +30,7 @@ from .refusal import Refusal, parse_overrides
 
 REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
 COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
+CONF = Path(__file__).resolve().parents[2] / "conf"
 QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
 
@@ -52,7 +53,7 @@ def main(train: Callable[[], Any]) -> NoReturn:
 def explained(error: Exception, overrides: list[str]) -> str:
     from .explain import explain  # needed once something is wrong
 
-    return explain(error, overrides, Path(sys.argv[0]).resolve().parent / "conf")
+    return explain(error, overrides, CONF)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -213,3 +214,19 @@ def run_under_torchrun(experiment: config.Experiment, overrides: list[str], fold
         code = INTERRUPTED
     record = finished_record(folder, code)
     return record["status"], record["error"]
+
+
+def experiment_of(folder: Path) -> config.Experiment:
+    """The experiment that a run directory was made by, from its .hydra/ and summary.json."""
+    from hydra import compose, initialize_config_dir
+
+    config.register()
+    OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
+    try:
+        saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        choices = Summary.read(folder)["choices"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Refusal(f"RUN={folder} is no run directory ({error}); give the path of one") from error
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("config", [f"{group}={choices[group]}" for group in config.GROUPS])
+    return config.load(OmegaConf.merge(composed, saved))

@@ -209,6 +209,15 @@ def load_weights(network: nn.Module, weights: dict[str, Any], source: str) -> No
     network.load_state_dict(weights, strict=False)  # all plain names are there; adapters are loaded beside
 
 
+def restore(network: nn.Module, checkpoint: dict[str, Any], source: str) -> None:
+    """Puts the base and the adapters of a checkpoint into a network that has the same, or refuses."""
+    load_weights(network, checkpoint["model"], source)
+    adapter = checkpoint.get("adapter", {})
+    if split_state(network.state_dict())[1].keys() != adapter.keys():
+        raise Refusal(f"{source} holds other adapters than lora asks for; use the same lora settings")
+    network.load_state_dict(adapter, strict=False)
+
+
 def shape(shapes: dict[str, torch.Size], name: str) -> str:
     return "x".join(map(str, shapes[name])) or "a number" if name in shapes else "missing"
 
@@ -264,11 +273,7 @@ def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: 
     else:
         path = saving.find(experiment.resume, key="resume")
     loaded = saving.read(path, key="resume")
-    load_weights(trainer.network, loaded["model"], f"resume={path}")
-    own = split_state(trainer.network.state_dict())[1].keys()
-    if own != loaded.get("adapter", {}).keys():
-        raise Refusal(f"resume={path} holds other adapters than lora asks for; use the same lora settings")
-    trainer.network.load_state_dict(loaded.get("adapter", {}), strict=False)
+    restore(trainer.network, loaded, f"resume={path}")
     try:
         trainer.load_state(loaded)
     except (KeyError, ValueError) as error:

@@ -237,7 +237,7 @@ def evaluate(
     for images_NCHW, labels_N in feed.in_order():
         with precision.autocast(device):
             logits_NK = network(images_NCHW)
-        loss_sum += F.cross_entropy(logits_NK.float(), labels_N, reduction="sum")
+        loss_sum += F.cross_entropy(logits_NK.to(torch.get_default_dtype()), labels_N, reduction="sum")
         correct += (logits_NK.argmax(dim=1) == labels_N).sum()
     network.train(was_training)
     return parallelism.sum(loss_sum).item() / len(feed.images), int(parallelism.sum(correct).item())

@@ -1,0 +1,14 @@
+"""Shared by all tests: torch's global state is put back, Hydra's singleton is cleared."""
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+
+@pytest.fixture(autouse=True)
+def same_torch_for_every_test():
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    GlobalHydra.instance().clear()
