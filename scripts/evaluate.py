@@ -1,6 +1,6 @@
 """Evaluates a finished run from its files, in a process of its own: one JSON line.
 
-    python scripts/evaluate.py outputs/runs/<date>/<time>
+python scripts/evaluate.py outputs/runs/<date>/<time>
 """
 
 import json
@@ -14,7 +14,8 @@ from fulcrum.distributed import World
 from fulcrum.levers import Parallelism
 from fulcrum.logbook import Summary
 from fulcrum.refusal import Refusal
-from fulcrum.run import build_feeds, build_model, restore
+from fulcrum.restoring import restore
+from fulcrum.run import build_feeds, build_model
 from fulcrum.trainer import evaluate
 
 

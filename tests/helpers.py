@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,8 @@ from fulcrum.run import Invocation, run
 ROOT = Path(__file__).resolve().parents[1]
 
 # 53 images in steps of 24: two full steps and a last one of 5, which no number of processes or micro-batches divides.
-TINY = (
-    "model=resnet8 data=synthetic data.image_size=8 data.train_size=53 data.test_size=101 batch.effective=24 "
-    "epochs=2 device=cpu logging.every_steps=1 threads=1"
-).split()
+TINY = ["model=resnet8", "data=synthetic", "data.image_size=8", "data.train_size=53", "data.test_size=101"]
+TINY += ["batch.effective=24", "epochs=2", "device=cpu", "logging.every_steps=1", "threads=1"]
 WITHOUT_STATISTICS = [*TINY, "model.norm=none"]
 
 
@@ -50,16 +49,21 @@ def run_on_ranks(jobs: list[tuple[list[str], Path]], *, ranks: int, default_dtyp
     words = [json.dumps([overrides, str(folder)]) for overrides, folder in jobs]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     command = [*torchrun, str(ROOT / "tests" / "ranks.py"), default_dtype, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            _, stderr = process.communicate(timeout=240)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun takes its ranks with it
+            raise
+    assert process.returncode == 0, stderr[-3000:]
 
 
 def train_py(*words: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python train.py …` as a person types it, in a folder of its own."""
     command = [sys.executable, str(ROOT / "train.py"), *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, **environment}
-    )
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, **environment})
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict:

@@ -2,16 +2,15 @@
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, TINY, summary, train_py
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
 from fulcrum import launch
+from helpers import ROOT, TINY, summary, train_py
 
 REFUSED = [
     # mistyped keys and options
@@ -108,8 +107,8 @@ def train_function():
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["train"] = module
     spec.loader.exec_module(module)
+    module.train.__wrapped__.__module__ = "__main__"  # where Hydra looks for conf/: beside the file
     return module.train
 
 
@@ -122,8 +121,10 @@ def typed(monkeypatch, tmp_path, capsys):
     def typed(words: str) -> tuple[int, str]:
         GlobalHydra.instance().clear()
         data = [] if "data=" in words.split(" ")[0] else ["data=synthetic"]
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *data, *words.split(" ")])
-        monkeypatch.setattr(os, "environ", dict(os.environ))
+        quiet = ["hydra/hydra_logging=none", "hydra/job_logging=none"]  # Hydra cannot log to a captured stdout
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *data, *words.split(" "), *quiet])
+        for name in ("HYDRA_FULL_ERROR", launch.COMMAND):
+            monkeypatch.setenv(name, "1")  # main sets both; this puts them back
         with pytest.raises(SystemExit) as end:
             launch.main(train)
         return end.value.code, capsys.readouterr().err

@@ -23,7 +23,7 @@ def feed(size: int = 53, *, batch_size: int = 24, rank: int = 0, num_processes: 
         mean_C=torch.zeros(3),
         std_C=torch.ones(3),
         device=CPU,
-        augment=True,
+        padding=4,
         batch_size=batch_size,
         seed=seed,
         rank=rank,
@@ -57,7 +57,7 @@ def test_an_epoch_resumed_in_its_middle_goes_on_as_it_would_have():
 
 
 def test_augmentation_draws_differ_between_samples_and_epochs():
-    first, second = (plan_epoch(0, epoch, 1000, device=CPU) for epoch in (0, 1))
+    first, second = (plan_epoch(0, epoch, 1000, padding=4, device=CPU) for epoch in (0, 1))
     assert (first.offsets_N2 != second.offsets_N2).any(dim=1).float().mean() > 0.9
     assert 400 < first.flips_N.sum() < 600
     assert first.offsets_N2.min() == 0
@@ -66,8 +66,8 @@ def test_augmentation_draws_differ_between_samples_and_epochs():
 
 def test_batched_crop_and_flip_equal_one_image_at_a_time():
     images = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
-    plan = plan_epoch(0, 0, 20, device=CPU)
-    for index, result in enumerate(crop_and_flip(images, plan.offsets_N2, plan.flips_N)):
+    plan = plan_epoch(0, 0, 20, padding=4, device=CPU)
+    for index, result in enumerate(crop_and_flip(images, plan.offsets_N2, plan.flips_N, padding=4)):
         row, column = plan.offsets_N2[index]
         expected = F.pad(images[index], (4, 4, 4, 4))[:, row : row + 8, column : column + 8]
         assert torch.equal(result, expected.flip(2) if plan.flips_N[index] else expected)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from helpers import TINY, WITHOUT_STATISTICS, largest_difference, run_here, run_on_ranks, summary, weights
 
 ACCUMULATIONS = {"none": [], "x2": ["accumulation=x2"], "x4": ["accumulation=x4"], "3": ["accumulation.steps=3"]}
@@ -18,8 +19,7 @@ def runs(folder: Path, dtype: str) -> dict[str, Path]:
         assert run_here([*WITHOUT_STATISTICS, *overrides], folder / f"1-{name}").status == "completed"
         folders[f"2 processes, {name}"] = folder / f"2-{name}"
     jobs = [
-        ([*WITHOUT_STATISTICS, "parallelism=ddp", *overrides], folder / f"2-{name}")
-        for name, overrides in ACCUMULATIONS.items()
+        ([*WITHOUT_STATISTICS, "parallelism=ddp", *overrides], folder / f"2-{name}") for name, overrides in ACCUMULATIONS.items()
     ]
     run_on_ranks(jobs, ranks=2, default_dtype=dtype)
     return folders

@@ -12,6 +12,7 @@ SOURCE = ROOT / "src" / "fulcrum"
 FLOORS = [
     {"launch", "explain"},
     {"run"},
+    {"restoring"},
     {"trainer"},
     {"config", "logbook"},
     {"levers"},

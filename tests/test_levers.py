@@ -3,21 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TINY, WITHOUT_STATISTICS, checkpoint, composed, run_here, summary, weights
 from torch import nn
 
 from fulcrum.data.feed import Batch
-from fulcrum.data.plan import PADDING
 from fulcrum.levers import Accumulation, Bf16, BlockCheckpointing, Fp16, Precision, StageCheckpointing, Tf32
 from fulcrum.models import CifarResNet
 from fulcrum.optimizer import clip_gradients
 from fulcrum.run import build_model
+from helpers import TINY, WITHOUT_STATISTICS, checkpoint, composed, run_here, summary, weights
 
 CPU = torch.device("cpu")
 
 
 def batch(samples: int, *, step_size: int, full_size: int, num_processes: int = 1) -> Batch:
-    draws = torch.full((samples, 2), PADDING), torch.zeros(samples, dtype=torch.bool)
+    draws = torch.full((samples, 2), 4), torch.zeros(samples, dtype=torch.bool)
     images, labels = torch.zeros(samples, 3, 8, 8, dtype=torch.uint8), torch.arange(samples)
     return Batch(images, labels, *draws, step_size, full_size, num_processes)
 
@@ -38,7 +37,12 @@ def test_fp16_runs_in_fp16_on_a_cpu_and_tf32_says_that_it_does_not():
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("accumulation", ["none", "x4"])
 def test_one_clipped_step_moves_the_weights_by_clip_norm_times_lr(tmp_path, precision, accumulation):
-    overrides = [*WITHOUT_STATISTICS, f"precision={precision}", "precision.init_scale=1024", f"accumulation={accumulation}"]
+    overrides = [
+        *WITHOUT_STATISTICS,
+        f"precision={precision}",
+        "precision.init_scale=1024",
+        f"accumulation={accumulation}",
+    ]
     overrides += ["max_steps=1", "optimizer.clip_norm=0.01", "optimizer.momentum=0", "optimizer.weight_decay=0"]
     overrides += ["optimizer.lr=1.0", "optimizer.lr_scaling=none", "schedule=constant"]
     torch.manual_seed(0)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from helpers import TINY, checkpoint, composed, run_here
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
@@ -12,6 +11,7 @@ from fulcrum.levers import Lora
 from fulcrum.levers.lora import LoraConv2d, LoraLinear, merge
 from fulcrum.models import CifarResNet
 from fulcrum.run import build_model
+from helpers import TINY, checkpoint, composed, run_here
 
 LAYERS = {
     "1x1": lambda: nn.Conv2d(4, 6, 1),

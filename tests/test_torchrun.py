@@ -100,7 +100,15 @@ def test_two_nodes_of_one_process_equal_one_node_of_two(tmp_path):
     words = [*TINY, "parallelism=ddp", "hydra.run.dir=two"]
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--node_rank={node}", str(ROOT / "train.py"), *words],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *rendezvous,
+                f"--node_rank={node}",
+                str(ROOT / "train.py"),
+                *words,
+            ],
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

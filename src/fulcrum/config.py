@@ -111,9 +111,9 @@ def register() -> None:
 def load(composed: DictConfig) -> Experiment:
     """The composed configuration as an Experiment. Refuses a key of its own making (+key=value)."""
     known = [field.name for field in fields(Experiment)]
-    for key in composed:
+    for key in map(str, composed):
         if key not in known:
-            raise Refusal(f"+{key}: there is no key '{key}'; " + did_you_mean(str(key), known))
+            raise Refusal(f"+{key}: there is no key '{key}'; " + did_you_mean(key, known))
     experiment = OmegaConf.to_object(composed)
     assert isinstance(experiment, Experiment)
     return experiment

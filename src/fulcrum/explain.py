@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from .config import GROUPS, Experiment
 from .refusal import did_you_mean, parse_overrides
@@ -84,9 +84,9 @@ def _known_keys(conf: Path) -> set[str]:
     tree: dict[str, Any] = {"": OmegaConf.structured(Experiment)}
     tree |= {f"{group}.": OmegaConf.structured(schema) for group, schema in schemas.items()}
     for prefix, node in tree.items():
-        for key in node:
+        for key in map(str, node):
             inner = None if OmegaConf.is_missing(node, key) else node[key]
-            keys |= {f"{prefix}{key}.{sub}" for sub in inner} if OmegaConf.is_dict(inner) else {f"{prefix}{key}"}
+            keys |= {f"{prefix}{key}.{sub}" for sub in map(str, inner)} if isinstance(inner, DictConfig) else {f"{prefix}{key}"}
     return keys
 
 

@@ -107,9 +107,7 @@ def preflight(composed: DictConfig) -> None:
     experiment = config.load(task)
     here = distributed.world()
     if here.under_torchrun and not experiment.parallelism.distributed:
-        raise Refusal(
-            f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py"
-        )
+        raise Refusal(f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py")
     config.check(
         experiment,
         num_processes=num_processes(experiment),
@@ -153,9 +151,7 @@ def start(composed: DictConfig) -> dict[str, Any]:
     seed = experiment.seed
     if seed is None:
         seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))
-    warnings = config.check(
-        experiment, num_processes=num_processes(experiment), typed=parse_overrides(overrides)
-    )
+    warnings = config.check(experiment, num_processes=num_processes(experiment), typed=parse_overrides(overrides))
     invocation = run.Invocation(choices, overrides, os.environ[COMMAND], seed, warnings)
     summary = run.run(experiment, folder, invocation)
     sys.exit(exit_code(summary.status, summary.error))
@@ -229,4 +225,6 @@ def experiment_of(folder: Path) -> config.Experiment:
         raise Refusal(f"RUN={folder} is no run directory ({error}); give the path of one") from error
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("config", [f"{group}={choices[group]}" for group in config.GROUPS])
-    return config.load(OmegaConf.merge(composed, saved))
+    merged = OmegaConf.merge(composed, saved)
+    assert isinstance(merged, DictConfig)
+    return config.load(merged)

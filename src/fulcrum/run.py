@@ -1,6 +1,5 @@
 """The story of one run, and `build_model`: the order in which the levers act."""
 
-import platform
 import signal
 import traceback
 from collections.abc import Iterator
@@ -12,16 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import __version__, config, saving
+from . import config
 from .config import Experiment
 from .data import Feed, Splits
 from .data.feed import fits
 from .distributed import World, main_process_first, process_group, report_error, reported_error, world
-from .levers.lora import split_state
 from .logbook import Logbook, Summary
+from .logbook.card import card, describe, environment, hparams
 from .meters.memory import MemoryMeter, blocks_mib, tensor_mib
 from .meters.time import StepClock, Stopwatch
 from .refusal import Refusal
+from .restoring import checkpoint, load_base, resume, write_adapter
 from .trainer import Diverged, Progress, Trainer
 
 
@@ -101,9 +101,7 @@ def train(
     with main_process_first(experiment.parallelism.distributed):
         splits = experiment.data.load(invocation.seed)
     train_feed, test_feed = build_feeds(experiment, splits, device, here, effective, invocation.seed)
-    config.check_num_steps(
-        experiment, num_steps=train_feed.num_steps, num_images=len(splits.train), num_processes=here.size
-    )
+    config.check_num_steps(experiment, num_steps=train_feed.num_steps, num_images=len(splits.train), num_processes=here.size)
     trainer = Trainer(
         model=model,
         network=network,
@@ -145,7 +143,16 @@ def train(
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     summary.model = {"parameters": num_parameters, "trainable": sum(parameter.numel() for parameter in trainable)}
     summary.environment = environment(device)
-    tell(experiment, logbook, trainer)
+    images = len(splits.train), len(splits.test)
+    for line in card(
+        summary,
+        lr_batch=experiment.optimizer.lr_batch,
+        lr_scaling=experiment.optimizer.lr_scaling.name,
+        images=images,
+        steps_per_epoch=train_feed.num_steps,
+        epochs=experiment.epochs,
+    ):
+        logbook.say(line)
     logbook.start(hparams(summary), num_steps=experiment.max_steps or experiment.epochs * train_feed.num_steps)
 
     def save(*, is_best: bool) -> None:
@@ -189,39 +196,6 @@ def build_model(experiment: Experiment, device: torch.device) -> tuple[nn.Module
     return network, model
 
 
-def load_base(experiment: Experiment, network: nn.Module) -> None:
-    """Puts the weights of `lora.base` under the adapters; a head of another size stays as it was made."""
-    if experiment.lora.base is None or "base" in experiment.lora.unused:
-        return
-    path = saving.find(experiment.lora.base, key="lora.base")
-    load_weights(network, saving.read(path, key="lora.base")["model"], f"lora.base={path}")
-
-
-def load_weights(network: nn.Module, weights: dict[str, Any], source: str) -> None:
-    """Loads strictly, or refuses naming the first keys that differ; never half a file."""
-    own = {name: tensor.shape for name, tensor in split_state(network.state_dict())[0].items()}
-    theirs = {name: tensor.shape for name, tensor in weights.items()}
-    if differing := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
-        raise Refusal(
-            f"{source} is of another network: {len(differing)} tensors differ, the first is {differing[0]} "
-            f"({shape(theirs, differing[0])} there, {shape(own, differing[0])} here); use the same model settings"
-        )
-    network.load_state_dict(weights, strict=False)  # all plain names are there; adapters are loaded beside
-
-
-def restore(network: nn.Module, checkpoint: dict[str, Any], source: str) -> None:
-    """Puts the base and the adapters of a checkpoint into a network that has the same, or refuses."""
-    load_weights(network, checkpoint["model"], source)
-    adapter = checkpoint.get("adapter", {})
-    if split_state(network.state_dict())[1].keys() != adapter.keys():
-        raise Refusal(f"{source} holds other adapters than lora asks for; use the same lora settings")
-    network.load_state_dict(adapter, strict=False)
-
-
-def shape(shapes: dict[str, torch.Size], name: str) -> str:
-    return "x".join(map(str, shapes[name])) or "a number" if name in shapes else "missing"
-
-
 def build_feeds(
     experiment: Experiment, splits: Splits, device: torch.device, here: World, effective: int, seed: int
 ) -> tuple[Feed, Feed]:
@@ -237,49 +211,9 @@ def build_feeds(
         "num_processes": here.size,
         "resident": fits(splits.train.num_bytes + splits.test.num_bytes, device),
     }
-    train_feed = Feed(splits.train, augment=experiment.data.augment, drop_last=experiment.data.drop_last, **shared)
+    padding = experiment.data.padding if experiment.data.augment else None
+    train_feed = Feed(splits.train, padding=padding, drop_last=experiment.data.drop_last, **shared)
     return train_feed, Feed(splits.test, **shared)
-
-
-def checkpoint(trainer: Trainer, splits: Splits, summary: Summary) -> dict[str, Any]:
-    """Plain tensors and plain data. `model` has the names of the plain network under every lever."""
-    base, adapter = split_state(trainer.network.state_dict())
-    metrics = {key: value for key, value in summary.metrics.items() if value is not None}
-    normalisation = {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
-    return {"model": base, "adapter": adapter, **trainer.state(), "metrics": metrics, "data": normalisation}
-
-
-def write_adapter(network: nn.Module, folder: Path) -> None:
-    """adapter.safetensors: all that a LoRA run changed: adapters, head and BatchNorm statistics."""
-    state = network.state_dict()
-    _, adapter = split_state(state)
-    if not adapter:
-        return
-    from safetensors.torch import save_file
-
-    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
-    changed = {name: tensor.contiguous() for name, tensor in state.items() if name not in frozen}
-    save_file(changed, folder / saving.FOLDER / "adapter.safetensors")
-
-
-def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
-    """Goes on from the checkpoint that `resume` names; `auto`: this directory's newest, where it has one."""
-    if experiment.resume == "none" and restarts == 0:
-        return
-    if experiment.resume in ("none", "auto"):
-        path = folder / saving.FOLDER / "last.pt"
-        if not path.is_file():
-            return
-    else:
-        path = saving.find(experiment.resume, key="resume")
-    loaded = saving.read(path, key="resume")
-    restore(trainer.network, loaded, f"resume={path}")
-    try:
-        trainer.load_state(loaded)
-    except (KeyError, ValueError) as error:
-        raise Refusal(f"resume={path} was saved under other settings ({error}); use the same settings") from error
-    trainer.logbook.summary.metrics.update(loaded.get("metrics", {}))
-    trainer.logbook.say(f"resuming from {path}: {trainer.progress.epoch} epochs, {trainer.progress.step} steps done")
 
 
 def record_progress(summary: Summary, progress: Progress) -> None:
@@ -300,54 +234,6 @@ def configure_torch(experiment: Experiment, device: torch.device, here: World) -
     experiment.precision.configure(device)
     torch.backends.cudnn.benchmark = not experiment.deterministic
     torch.use_deterministic_algorithms(experiment.deterministic)
-
-
-def tell(experiment: Experiment, logbook: Logbook, trainer: Trainer) -> None:
-    """The start-up card."""
-    summary = logbook.summary
-    batch, lr = summary.batch, summary.learning_rate
-    sizes = f"{batch['per_device']} per device x {batch['world_size']} processes x {batch['accumulation']} accumulated"
-    trainable, total = summary.model["trainable"], summary.model["parameters"]
-    lines = [
-        f"device           {summary.device}, {summary.environment['threads']} CPU threads a process",
-        f"precision        {summary.precision['requested']}, in force: {summary.precision['in_force']}",
-        f"effective batch  {batch['effective']} = {sizes}",
-        f"learning rate    {lr['effective']:g} = {lr['base']:g} for a batch of {experiment.optimizer.lr_batch}, "
-        f"scaled {experiment.optimizer.lr_scaling.name} to {batch['effective']}",
-        f"images           {len(trainer.train_feed.images)} to train on, {len(trainer.test_feed.images)} to test on",
-        f"steps            {trainer.train_feed.num_steps} an epoch, {experiment.epochs} epochs",
-        f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}",
-    ]
-    for line in lines:
-        logbook.say(line)
-
-
-def describe(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    return {
-        "fulcrum": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "machine": platform.machine(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def hparams(summary: Summary) -> dict[str, Any]:
-    """A value for every HParams column."""
-    return {
-        **summary.choices,
-        "batch.effective": summary.batch["effective"],
-        "batch.per_device": summary.batch["per_device"],
-        "world_size": summary.batch["world_size"],
-        "learning_rate": summary.learning_rate["effective"],
-        "seed": summary.seed,
-    }
 
 
 def name_end(error: BaseException) -> tuple[str, str]:

@@ -34,8 +34,7 @@ class Schedule:
         bounds = [0.0, *self.milestones, 1.0]
         if not all(left < right for left, right in pairwise(bounds)):
             raise Refusal(
-                f"schedule.milestones={self.milestones} must rise between 0 and 1 (fractions of the run); "
-                "use [0.5,0.75]"
+                f"schedule.milestones={self.milestones} must rise between 0 and 1 (fractions of the run); use [0.5,0.75]"
             )
 
     def factor(self, step: int, *, num_steps: int, steps_per_epoch: int) -> float:

@@ -6,10 +6,11 @@ The result is bit-equal to the plain run: random numbers are replayed, autocast 
 move once, not twice. (`saving` is the group for checkpoints on disk.)
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,13 +48,13 @@ class StageCheckpointing(Checkpointing):
         return stages(model)
 
 
-def _recomputed(part: nn.Module):
+def _recomputed(part: nn.Module) -> Callable[..., Any]:
     """The forward of `part` under the non-reentrant variant, the only one that reaches adapters behind frozen layers."""
     forward = part.forward
 
     # Compiled code calls checkpoint() as it stands: the graph compiler cannot trace the contexts below.
     @torch.compiler.disable(recursive=False)
-    def recomputed_forward(*inputs):
+    def recomputed_forward(*inputs: Any) -> Any:
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=partial(_contexts, part))
 
     return recomputed_forward

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ..refusal import Refusal, at_least
 
-
 # torch 2.14 gave the argument a new name and warns about the old one; drop this with torch < 2.14.
 _DDP_ARGUMENTS = inspect.signature(nn.parallel.DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_ARGUMENTS else "broadcast_buffers"
@@ -109,7 +108,7 @@ class Ddp(Parallelism):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,  # one copy of the gradients instead of two
-            **{_SYNC_BUFFERS: False},  # rank 0's are the model's, see share_buffers: no traffic in the step
+            **{_SYNC_BUFFERS: False},  # type: ignore[arg-type]  # rank 0's are the model's, see share_buffers: no traffic in the step
         )
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:

@@ -45,7 +45,7 @@ class Precision:
         if device.type == "cuda":
             mode = "tf32" if self.allow_tf32 else "ieee"
             torch.backends.cuda.matmul.fp32_precision = mode
-            torch.backends.cudnn.conv.fp32_precision = mode
+            torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)

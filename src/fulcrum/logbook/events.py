@@ -57,8 +57,7 @@ class Events:
 
         numeric, text = api_pb2.DATA_TYPE_FLOAT64, api_pb2.DATA_TYPE_STRING
         columns = [
-            api_pb2.HParamInfo(name=name, type=text if isinstance(hparams[name], str) else numeric)
-            for name in HPARAM_COLUMNS
+            api_pb2.HParamInfo(name=name, type=text if isinstance(hparams[name], str) else numeric) for name in HPARAM_COLUMNS
         ]
         metrics = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in METRIC_COLUMNS]
         experiment = api_pb2.Experiment(hparam_infos=columns, metric_infos=metrics)

@@ -28,14 +28,10 @@ class Summary:
     precision: dict[str, str] = field(default_factory=dict)
     device: str | None = None
     metrics: dict[str, float | int | None] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("train_loss", "eval_loss", "eval_accuracy", "best_eval_accuracy", "best_epoch")
-        )
+        default_factory=lambda: dict.fromkeys(("train_loss", "eval_loss", "eval_accuracy", "best_eval_accuracy", "best_epoch"))
     )
     time: dict[str, float | None] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("wall_s", "setup_s", "train_s", "eval_s", "save_s", "step_ms", "images_per_s")
-        )
+        default_factory=lambda: dict.fromkeys(("wall_s", "setup_s", "train_s", "eval_s", "save_s", "step_ms", "images_per_s"))
     )
     memory: dict[str, float | str | None] = field(
         default_factory=lambda: dict.fromkeys(
@@ -89,9 +85,7 @@ class Summary:
 
 
 def taken(folder: Path) -> Refusal:
-    return Refusal(
-        f"hydra.run.dir={folder} already holds a run; use resume=auto to go on with it, or another directory"
-    )
+    return Refusal(f"hydra.run.dir={folder} already holds a run; use resume=auto to go on with it, or another directory")
 
 
 def _finite(value: Any) -> Any:
