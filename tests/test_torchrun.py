@@ -1,5 +1,6 @@
 """Several processes: started by us, by torchrun, apart in time, failing, on two nodes."""
 
+import json
 import os
 import re
 import signal
@@ -55,6 +56,11 @@ def test_a_plain_command_starts_its_processes_and_equals_a_foreign_torchrun(tmp_
     assert largest_difference(weights(tmp_path / "own"), weights(tmp_path / "foreign")) == 0
     assert summary(tmp_path / "own")["command"].endswith("parallelism=ddp hydra.run.dir=own")
     assert (tmp_path / "own" / ".hydra" / "overrides.yaml").is_file()
+    evaluate = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "own"]
+    alone = json.loads(subprocess.run(evaluate, capture_output=True, text=True, cwd=tmp_path, check=True).stdout)
+    metrics = summary(tmp_path / "own")["metrics"]
+    assert alone["eval_accuracy"] == metrics["eval_accuracy"]  # with rank 0's BatchNorm statistics, on one process
+    assert abs(alone["eval_loss"] - metrics["eval_loss"]) < 1e-6
 
 
 def test_torchrun_without_ddp_is_refused_in_a_sentence(tmp_path):

@@ -84,7 +84,7 @@ def process_group(backend: str | None, device: torch.device) -> Iterator[None]:
     if backend is None or dist.is_initialized():
         yield
         return
-    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     yield
     dist.barrier()  # all are done: nobody's connection is closed while it is in use
     dist.destroy_process_group()

@@ -47,6 +47,8 @@ def main(train: Callable[[], Any]) -> NoReturn:
         train()
     except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
         refuse(explained(error, [word for word in typed if not word.startswith("-")]))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 
@@ -142,6 +144,8 @@ def start(composed: DictConfig) -> dict[str, Any]:
     if hydra.mode == RunMode.MULTIRUN:
         return run_job(overrides, folder)
     experiment = config.load(composed)
+    if experiment.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     if experiment.parallelism.distributed and not distributed.world().under_torchrun:
         sys.exit(exit_code(*run_under_torchrun(experiment, overrides, folder)))
 

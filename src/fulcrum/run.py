@@ -43,8 +43,7 @@ class Interrupted(BaseException):
 def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary:
     """Trains in this process, alone or as one of several, and returns what came out; `folder` holds the rest.
 
-    Never raises for what happens to the run: `status` and `error` of the summary tell. Order counts at the end: the
-    error is reported to the other processes before anything is waited for.
+    Never raises for what happens to the run: `status` and `error` of the summary tell.
     """
     here = world()
     device = pick_device(experiment, here)
@@ -70,8 +69,8 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
             summary.status, summary.error = "failed", peer_failed  # the others only lost their connection
         elif summary.status not in ("refused", "interrupted"):
             report_error(summary.error)
-            traceback.print_exc()
-            logbook.say(traceback.format_exc())
+            if summary.status in ("failed", "oom"):
+                logbook.traceback(traceback.format_exc())
     logbook.close(stopwatch, clock.steady())
     return summary
 

@@ -31,6 +31,13 @@ class Logbook:
         if self.is_main:
             log.warning("warning: %s", line)
 
+    def traceback(self, text: str) -> None:
+        """Of this process: into the log on rank 0, straight to the console on the others, which have no log."""
+        if self.is_main:
+            log.error(text.rstrip())
+        else:
+            print(text, file=sys.stderr)
+
     def start(self, hparams: dict[str, Any], *, num_steps: int) -> None:
         """Everything about the run is known: writes the summary, opens the event file and, on a terminal, the bar."""
         if not self.is_main:
