@@ -46,8 +46,9 @@ class Batch:
 class Feed:
     """Serves one split on one device.
 
-    padding: pixels around an image before it is cropped back; None: no augmentation. The split lives on the device as one uint8 tensor. Where it does not fit (`resident=False`) it stays in host
+    The split lives on the device as one uint8 tensor. Where it does not fit (`resident=False`) it stays in host
     memory, and each batch is sent, from pinned memory, while the step before it is computed.
+    padding: pixels around an image before it is cropped back to its size; None: no augmentation.
     """
 
     def __init__(
@@ -80,9 +81,7 @@ class Feed:
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[Batch]:
         """This process's part of every step of an epoch, from `first_step` on; one batch is prepared ahead."""
-        plan = plan_epoch(
-            self.seed, epoch, len(self.images), padding=self.padding or 0, device=self.images.labels_N.device
-        )
+        plan = plan_epoch(self.seed, epoch, len(self.images), padding=self.padding or 0, device=self.images.labels_N.device)
         upcoming = None
         for step in range(first_step, self.num_steps):
             following = self._gather(plan, step)

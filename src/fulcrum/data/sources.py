@@ -43,17 +43,14 @@ class Cifar10(Data):
         import torchvision  # slow to import, and needed once
 
         try:
-            halves = [
-                torchvision.datasets.CIFAR10(self.root, train=train, download=self.download) for train in (True, False)
-            ]
+            halves = [torchvision.datasets.CIFAR10(self.root, train=train, download=self.download) for train in (True, False)]
         except (OSError, RuntimeError) as error:
             raise Refusal(
                 f"data.root={self.root}: CIFAR-10 could not be had ({error}); "
                 "check the connection, put the files there, or use data=synthetic"
             ) from error
         train, test = (
-            Images(torch.from_numpy(half.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(half.targets))
-            for half in halves
+            Images(torch.from_numpy(half.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(half.targets)) for half in halves
         )
         return Splits(train, test, *channel_statistics(train.images_NCHW))
 

@@ -6,7 +6,7 @@ On ranks above 0 it takes everything and writes nothing.
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..meters.time import Stopwatch, images_per_s, step_ms
 from .events import Events
@@ -50,8 +50,10 @@ class Logbook:
 
             columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
             self.progress = Progress(*columns, transient=True)
+            terminal = sys.stdout
             self.progress.start()
             self.progress.add_task("", total=num_steps)
+            _move_lines(terminal, sys.stdout)  # the bar's own stdout puts lines above the bar
 
     def steps(
         self,
@@ -107,7 +109,9 @@ class Logbook:
         if not self.is_main:
             return
         if self.progress:
+            above_the_bar = sys.stdout
             self.progress.stop()
+            _move_lines(above_the_bar, sys.stdout)
         seconds = stopwatch.read()
         time = self.summary.time
         time.update({f"{name}_s": seconds.get(name, 0.0) for name in ("setup", "train", "eval", "save", "wall")})
@@ -124,6 +128,13 @@ class Logbook:
             + ("" if self.summary.error is None else f": {self.summary.error}")
         )
         self.say(f"everything about this run is in {self.folder}")
+
+
+def _move_lines(source: TextIO, to: TextIO) -> None:
+    """Lets the log's lines to one stream go to another."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is source:
+            handler.setStream(to)
 
 
 def _number(value: float | None, form: str) -> str:
