@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
-from fulcrum import config
+from fulcrum import config, launch
 from fulcrum.config import Experiment
 from fulcrum.logbook import Summary
 from fulcrum.run import Invocation, run
@@ -27,8 +27,7 @@ WITHOUT_STATISTICS = [*TINY, "model.norm=none"]
 
 def composed(overrides: list[str]) -> tuple[Experiment, dict[str, str]]:
     """(experiment, choices) of these overrides."""
-    config.register()
-    OmegaConf.register_new_resolver("start", lambda: "start", replace=True)
+    launch.register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("config", overrides, return_hydra_config=True)

@@ -217,9 +217,9 @@ def test_a_directory_with_a_run_is_not_taken_by_another_and_stays_as_it_was(tmp_
 
 
 def test_a_sweep_runs_every_job_in_its_own_process_and_a_failure_is_a_record(tmp_path):
-    done = train_py("-m", *TINY, "optimizer.lr=0.1,1e30", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    done = train_py("-m", *TINY, "accumulation=x2", "optimizer.lr=0.1,1e30", "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "diverged"]
+    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0-fp32-x2", "1-fp32-x2")] == ["completed", "diverged"]
 
 
 def test_evaluate_reproduces_the_accuracy_of_a_run_from_its_files(tmp_path):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,8 +36,7 @@ QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logg
 
 def main(train: Callable[[], Any]) -> NoReturn:
     """Runs Hydra's main function. Exit codes: 0 completed, 1 not completed, 2 refused, 130 interrupted."""
-    config.register()
-    OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
+    register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
     os.environ.setdefault(COMMAND, shlex.join(["python", *sys.argv]))
     typed = list(sys.argv[1:])
@@ -50,6 +49,13 @@ def main(train: Callable[[], Any]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0)
+
+
+def register() -> None:
+    """Makes the option classes known to Hydra, and the two words that directory names are made of."""
+    config.register()
+    OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("levers", levers_pulled, replace=True)
 
 
 def explained(error: Exception, overrides: list[str]) -> str:
@@ -67,6 +73,12 @@ def refuse(sentence: str) -> NoReturn:
 def start_time() -> str:
     """<date>/<time to the microsecond>: the same for every process of a run, another for every start."""
     return distributed.agree("start", time.strftime("%Y-%m-%d/%H-%M-%S-") + f"{time.time_ns() // 1000 % 10**6:06d}")
+
+
+def levers_pulled(choices: Mapping[str, str]) -> str:
+    """The levers of a job for its directory name: fp32-x4-block."""
+    groups = ("precision", "parallelism", "accumulation", "checkpointing", "lora")
+    return "-".join(choices[group] for group in groups if choices[group] not in ("none", "single"))
 
 
 class Callbacks(Callback):
@@ -220,8 +232,7 @@ def experiment_of(folder: Path) -> config.Experiment:
     """The experiment that a run directory was made by, from its .hydra/ and summary.json."""
     from hydra import compose, initialize_config_dir
 
-    config.register()
-    OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
+    register()
     try:
         saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
         choices = Summary.read(folder)["choices"]
