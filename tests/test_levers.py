@@ -7,6 +7,7 @@ from torch import nn
 
 from fulcrum.data.feed import Batch
 from fulcrum.levers import Accumulation, Bf16, BlockCheckpointing, Fp16, Precision, StageCheckpointing, Tf32
+from fulcrum.levers.parallelism import fingerprint
 from fulcrum.models import CifarResNet
 from fulcrum.optimizer import clip_gradients
 from fulcrum.run import build_model
@@ -84,6 +85,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_best_checkpoint(tm
     assert result.status == "diverged"
     assert "at step" in result.error
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_single_changed_bit_changes_the_fingerprint():
+    network = CifarResNet(depth=8).build(10)
+    before = fingerprint(network)
+    assert torch.equal(before, fingerprint(network))
+    with torch.no_grad():
+        network.fc.bias[3] = torch.nextafter(network.fc.bias[3], torch.tensor(1.0))
+    assert not torch.equal(before, fingerprint(network))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 8])

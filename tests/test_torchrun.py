@@ -24,6 +24,19 @@ if os.environ.get("RANK") == "1":
         return step(self, batch)
     trainer.Trainer.step = failing
 """
+DRIFTING_RANK_1 = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    import fulcrum.trainer as trainer
+    step = trainer.Trainer.step
+    def drifting(self, batch):
+        result = step(self, batch)
+        with torch.no_grad():
+            self.network.fc.bias[0] += 1e-6
+        return result
+    trainer.Trainer.step = drifting
+"""
 
 
 def torchrun(*words: str, cwd: Path, ranks: int = 2, sitecustomize: str = "", timeout: float = 60):
@@ -79,6 +92,15 @@ def test_one_failing_rank_ends_all_within_a_minute_with_its_error_visible(tmp_pa
     record = summary(tmp_path / "run")
     assert record["status"] == "failed"
     assert record["error"] == "rank 1: RuntimeError: rank 1 has had enough"
+
+
+def test_ranks_that_drift_apart_are_an_error_at_the_end_of_the_epoch(tmp_path):
+    done = torchrun(*TINY, "parallelism=ddp", "hydra.run.dir=run", cwd=tmp_path, sitecustomize=DRIFTING_RANK_1)
+    assert done.returncode != 0
+    record = summary(tmp_path / "run")
+    assert record["status"] == "failed"
+    assert "have drifted apart" in record["error"]
+    assert record["epochs"] == 1
 
 
 def test_ctrl_c_ends_a_run_as_interrupted_with_exit_code_130(tmp_path):
