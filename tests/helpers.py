@@ -56,7 +56,7 @@ def run_on_ranks(jobs: list[tuple[list[str], Path]], *, ranks: int, default_dtyp
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)  # torchrun takes its ranks with it
             raise
-    assert process.returncode == 0, stderr[-3000:]
+    assert process.returncode == 0, stderr[-9000:]
 
 
 def train_py(*words: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
@@ -42,6 +43,7 @@ REFUSED = [
     ("optimizer.lr=null", "optimizer.lr=null", "give a value"),
     ("epochs=2.5", "epochs=2.5", "a whole number is needed"),
     ("epochs=", "epochs=", "a whole number is needed"),
+    ("epochs=1 epochs=abc", "epochs=abc", "a whole number is needed"),
     ("seed=one", "seed=one", "a whole number is needed"),
     ("parallelism.processes=two", "parallelism.processes=two", "a whole number is needed"),
     ("model.compile=maybe", "model.compile=maybe", "true or false is needed"),
@@ -142,7 +144,7 @@ def test_bad_input_ends_in_one_sentence_before_any_directory_is_made(typed, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif("torch.cuda.is_available()", reason="this machine has a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused(typed):
     code, stderr = typed("device=cuda")
     assert code == 2

@@ -72,6 +72,35 @@ def test_a_resumed_run_ends_bit_equal_even_from_the_middle_of_an_epoch(tmp_path)
     assert summary(tmp_path / "stopped")["optimizer_steps"] == 6
 
 
+OTHER_SETTINGS = [
+    "batch.effective=12",
+    "seed=5",
+    "data.train_size=20",
+    "optimizer=adamw",
+    "precision=fp16",
+    "lora=r4",
+    "model.norm=group",
+]
+
+
+@pytest.mark.parametrize("setting", OTHER_SETTINGS)
+def test_a_checkpoint_of_other_settings_is_refused_whole(tmp_path, setting):
+    run_here([*TINY, "max_steps=1"], tmp_path / "run")
+    resumed = run_here([*TINY, setting, f"resume={tmp_path / 'run'}"], tmp_path / "resumed")
+    assert resumed.status == "refused"
+    assert f"resume={tmp_path / 'run' / 'checkpoints' / 'last.pt'}" in resumed.error
+    assert resumed.optimizer_steps == 0
+
+
+def test_resuming_a_finished_run_trains_no_step_and_changes_no_file(tmp_path):
+    run_here(TINY, tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
+    again = run_here([*TINY, "resume=auto"], tmp_path)
+    assert again.status == "completed"
+    assert again.optimizer_steps == 6
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
+
+
 def test_evaluation_counts_every_image_once_on_any_number_of_ranks(tmp_path):
     overrides = [*WITHOUT_STATISTICS, "max_steps=1"]
     run_here(overrides, tmp_path / "1")

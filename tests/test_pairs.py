@@ -36,7 +36,7 @@ def covering_rows() -> list[dict[str, str]]:
 def images(tmp_path_factory) -> Path:
     """The smallest CIFAR-10 (8x8 pixels, as its tensor file) and the smallest image folder, in one place."""
     folder = tmp_path_factory.mktemp("images")
-    split = Images(torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 10)
+    split = Images(torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8), torch.arange(16) % 10)
     _write_cache(folder / "cifar-10.pt", "cifar-10", Splits(split, split, torch.full((3,), 128.0), torch.full((3,), 64.0)))
     for half, name, index in product(("train", "test"), ("cat", "dog"), range(8)):
         (folder / half / name).mkdir(parents=True, exist_ok=True)

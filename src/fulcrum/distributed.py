@@ -44,6 +44,10 @@ def world() -> World:
     )
 
 
+def num_gpus() -> int:
+    return torch.cuda.device_count()
+
+
 def agree(key: str, mine: str) -> str:
     """The value under `key` of whichever process came first, whenever the others start; also after a restart."""
     if not world().under_torchrun:
@@ -84,7 +88,8 @@ def process_group(backend: str | None, device: torch.device) -> Iterator[None]:
     if backend is None or dist.is_initialized():
         yield
         return
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+    patience = timedelta(hours=2)  # rank 0 may have a data set to download while the others wait
+    dist.init_process_group(backend, timeout=patience, device_id=device if backend == "nccl" else None)
     yield
     dist.barrier()  # all are done: nobody's connection is closed while it is in use
     dist.destroy_process_group()

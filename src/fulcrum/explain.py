@@ -35,7 +35,8 @@ def explain(error: Exception, overrides: list[str], conf: Path) -> str:
     for key, value in typed.items():
         if key not in known and key not in options and not key.startswith("hydra"):
             return f"{key}={value}: there is no key '{key}'; " + _nearest(key, known | set(options))
-    for word, (key, value) in zip(overrides, typed.items(), strict=True):
+    for word in overrides:
+        key, _, value = word.lstrip("+").partition("=")
         if word.startswith("+") and f"'{key.rsplit('.', 1)[-1]}'" in text:
             return f"{word}: there is no key '{key}'; " + _nearest(key, known)
         if key.startswith("hydra") and f"'{key.rsplit('.', 1)[-1]}'" in text:

@@ -44,7 +44,7 @@ def main(train: Callable[[], Any]) -> NoReturn:
         sys.argv += QUIET
     try:
         train()
-    except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         refuse(explained(error, [word for word in typed if not word.startswith("-")]))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -122,6 +122,11 @@ def preflight(composed: DictConfig) -> None:
     here = distributed.world()
     if here.under_torchrun and not experiment.parallelism.distributed:
         raise Refusal(f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py")
+    if experiment.resolved_device().type == "cuda" and here.local_size > distributed.num_gpus():
+        raise Refusal(
+            f"--nproc_per_node={here.local_size} is more than the {distributed.num_gpus()} visible GPUs; "
+            "use one process a GPU, or device=cpu"
+        )
     config.check(
         experiment,
         num_processes=num_processes(experiment),
@@ -183,7 +188,13 @@ def run_job(overrides: list[str], folder: Path) -> dict[str, Any]:
     """One job of a sweep, as the command a person would type, in a fresh process."""
     command = [sys.executable, sys.argv[0], *overrides, f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
     environment = {**os.environ, COMMAND: shlex.join(["python", "train.py", *overrides])}
-    code = subprocess.run(command, env=environment, check=False).returncode
+    with subprocess.Popen(command, env=environment) as job:
+        try:
+            code = job.wait()
+        except KeyboardInterrupt:
+            job.terminate()  # the job writes how far it came; no further one is started
+            finished_record(folder, job.wait())
+            raise
     return finished_record(folder, code)
 
 
@@ -193,11 +204,11 @@ def finished_record(folder: Path, code: int) -> dict[str, Any]:
     path = folder / SUMMARY
     if path.exists():
         record = Summary.read(folder)
-    if record["status"] == "running":
+    if record["status"] == "running" or (record["status"] == "completed" and code != 0):
         record["status"] = {REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, "killed" if code < 0 else "failed")
         record["error"] = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if path.exists():
-            Summary.amend(folder, record)
+        folder.mkdir(parents=True, exist_ok=True)
+        Summary.amend(folder, record)
     return record
 
 
@@ -214,7 +225,7 @@ def run_under_torchrun(experiment: config.Experiment, overrides: list[str], fold
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its tables bury the error of the rank
     own = [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
-    code = 0
+    code = rank = 0
     try:
         run(parse_args(["--standalone", f"--nproc_per_node={count}", sys.argv[0], *overrides, *own]))
     except ChildFailedError as error:
@@ -225,6 +236,9 @@ def run_under_torchrun(experiment: config.Experiment, overrides: list[str], fold
     except (SignalException, KeyboardInterrupt):
         code = INTERRUPTED
     record = finished_record(folder, code)
+    if code < 0 and record["status"] in ("failed", "interrupted"):
+        record |= {"status": "killed", "error": f"rank {rank}: signal {signal.Signals(-code).name}"}
+        Summary.amend(folder, record)
     return record["status"], record["error"]
 
 

@@ -3,6 +3,7 @@
 Loading is strict and whole: a file of another network is refused naming the first difference, never half loaded.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ def write_adapter(network: nn.Module, folder: Path) -> None:
 
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
     changed = {name: tensor.contiguous() for name, tensor in state.items() if name not in frozen}
-    save_file(changed, folder / saving.FOLDER / "adapter.safetensors")
+    path = folder / saving.FOLDER / "adapter.safetensors"
+    temporary = path.with_name(f"{path.name}.partial")
+    save_file(changed, temporary)
+    os.replace(temporary, path)
 
 
 def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
@@ -53,9 +57,12 @@ def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: 
     restore(trainer.network, loaded, f"resume={path}")
     try:
         trainer.load_state(loaded)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise Refusal(f"resume={path} was saved under other settings ({error}); use the same settings") from error
-    trainer.logbook.summary.metrics.update(loaded.get("metrics", {}))
+    metrics = dict(loaded.get("metrics", {}))
+    if path.parent != folder / saving.FOLDER:  # the best checkpoint stays in the other directory
+        metrics |= {"best_eval_accuracy": None, "best_epoch": None}
+    trainer.logbook.summary.metrics.update(metrics)
     trainer.logbook.say(f"resuming from {path}: {trainer.progress.epoch} epochs, {trainer.progress.step} steps done")
 
 

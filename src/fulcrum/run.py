@@ -36,6 +36,10 @@ class Invocation:
     warnings: list[str]
 
 
+# What allocators other than torch's own say: the CPU's, CUDA's, cuBLAS's and cuDNN's.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
+
 class Interrupted(BaseException):
     """SIGTERM: somebody wants this process to end."""
 
@@ -244,7 +248,7 @@ def name_end(error: BaseException) -> tuple[str, str]:
         return "diverged", line
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         return "interrupted", "stopped by a signal"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in line:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in line for word in OUT_OF_MEMORY):
         return "oom", line
     return "failed", f"{type(error).__name__}: {line}"
 

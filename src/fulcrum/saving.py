@@ -49,9 +49,9 @@ class Saving:
         checkpoints.mkdir(exist_ok=True)
         if self.numbered:
             write_atomically(checkpoint, checkpoints / f"step-{checkpoint['step']}.pt")
-        write_atomically(checkpoint, checkpoints / "last.pt")
-        if is_best:
+        if is_best:  # before last.pt, which says how good the best one is
             write_atomically(checkpoint, checkpoints / "best.pt")
+        write_atomically(checkpoint, checkpoints / "last.pt")
         if self.numbered:
             for old in _numbered(checkpoints)[: -self.keep]:
                 old.unlink()

@@ -150,9 +150,10 @@ class Trainer:
         self, max_steps: int | None, eval_every: int, saving: Saving, save: Callable, epoch_loss: "WeightedMean"
     ) -> None:
         """What comes after the last step of an epoch, or of the run."""
-        self.logbook.summary.metrics["train_loss"] = epoch_loss.value()
+        if epoch_loss.weight:
+            self.logbook.summary.metrics["train_loss"] = epoch_loss.value()
         epoch = self.progress.epoch + 1  # the one just trained, counted from 1
-        if self.progress.tried_in_epoch == self.train_feed.num_steps:
+        if self.progress.tried_in_epoch >= self.train_feed.num_steps:
             self.progress.epoch, self.progress.tried_in_epoch = epoch, 0
         self.parallelism.check_drift(self.network)
         at_end = self.progress.epoch == self.epochs or self._reached(max_steps)
@@ -217,10 +218,27 @@ class Trainer:
             "skipped": self.progress.skipped,
             "epoch": self.progress.epoch,
             "tried_in_epoch": self.progress.tried_in_epoch,
+            "plan": self.plan(),
         }
 
+    def plan(self) -> dict[str, int]:
+        """What the place in an epoch depends on."""
+        feed = self.train_feed
+        return {"seed": self.seed, "batch.effective": feed.batch_size, "steps an epoch": feed.num_steps}
+
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Raises ValueError where the state belongs to another plan, optimizer or precision; nothing is loaded then."""
+        if differing := [key for key, value in self.plan().items() if state["plan"][key] != value]:
+            was, now = ({key: plan[key] for key in differing} for plan in (state["plan"], self.plan()))
+            raise ValueError(f"it has {was}, this run has {now}")
+        own, saved = self.optimizer.param_groups, state["optimizer"]["param_groups"]
+        if [group.keys() for group in own] != [group.keys() for group in saved]:
+            raise ValueError("another optimizer")
+        if self.scaler.state_dict().keys() != state["scaler"].keys():
+            raise ValueError("another precision: a loss scale belongs to fp16 alone")
+        # The settings are this run's, the parameters and their state the checkpoint's.
+        groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved, strict=True)]
+        self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(state["step"], state["skipped"], state["epoch"], state["tried_in_epoch"])
 

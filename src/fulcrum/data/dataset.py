@@ -16,6 +16,9 @@ class Images:
     images_NCHW: Tensor
     labels_N: Tensor
 
+    def __post_init__(self) -> None:
+        assert len(self.images_NCHW) == len(self.labels_N)
+
     def __len__(self) -> int:
         return len(self.labels_N)
 

@@ -18,7 +18,7 @@ class Batch:
     """This process's part of one optimizer step, as raw pixels on the device, with each sample's augmentation.
 
     `counts` is False for the one stand-in sample of a process that has no part in a short step: it keeps the
-    collectives of the processes in step and weighs nothing.
+    collectives of the processes in step and weighs nothing in the loss.
     """
 
     images_NCHW: Tensor
@@ -47,7 +47,7 @@ class Feed:
     """Serves one split on one device.
 
     The split lives on the device as one uint8 tensor. Where it does not fit (`resident=False`) it stays in host
-    memory, and each batch is sent, from pinned memory, while the step before it is computed.
+    memory, and each batch is gathered there while the step before it is computed, and sent from pinned memory.
     padding: pixels around an image before it is cropped back to its size; None: no augmentation.
     """
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -212,6 +213,7 @@ def _write_cache(path: Path, fingerprint: str, splits: Splits) -> Splits:
     try:
         torch.save(cached, temporary)
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    except (OSError, RuntimeError):  # torch says RuntimeError for a file it cannot open or finish
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return splits

@@ -129,12 +129,14 @@ class LossScaler(Scaler):
         self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> bool:
-        before = self.value
+        before, had_state = self.value, bool(optimizer.state)
         self.scaler.step(optimizer)
         self.scaler.update()
         self.value = self.scaler.get_scale()  # waits for the device
         assert self.value is not None and before is not None
         applied = self.value >= before  # the scale falls only where gradients were not finite
+        if not applied and not had_state:
+            optimizer.state.clear()  # the fused SGD kernel makes its first momentum, and leaves it unset when it skips
         with torch.no_grad():
             kept, stale = self.buffers_applied, self.buffers
             for to, source in zip(kept, stale, strict=True) if applied else zip(stale, kept, strict=True):

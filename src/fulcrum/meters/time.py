@@ -6,7 +6,7 @@ The reads of the device in fit (one a logging interval) and in LossScaler are th
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 
 import torch
@@ -40,7 +40,8 @@ class Stopwatch:
             self.open.pop()
 
     def _close(self) -> None:
-        wait_for(self.device)
+        with suppress(RuntimeError):  # a broken device is reported by what broke it
+            wait_for(self.device)
         now = time.perf_counter()
         self.seconds[self.open[-1]] += now - self.since
         self.since = now
