@@ -36,16 +36,16 @@ def covering_rows() -> list[dict[str, str]]:
 def images(tmp_path_factory) -> Path:
     """The smallest CIFAR-10 (8x8 pixels, as its tensor file) and the smallest image folder, in one place."""
     folder = tmp_path_factory.mktemp("images")
-    split = Images(torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8), torch.arange(16) % 10)
+    split = Images(torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8), torch.arange(32) % 10)
     _write_cache(folder / "cifar-10.pt", "cifar-10", Splits(split, split, torch.full((3,), 128.0), torch.full((3,), 64.0)))
-    for half, name, index in product(("train", "test"), ("cat", "dog"), range(8)):
+    for half, name, index in product(("train", "test"), ("cat", "dog"), range(16)):
         (folder / half / name).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (index * 30, 0, 0)).save(folder / half / name / f"{index}.png")
+        Image.new("RGB", (8, 8), (index * 15, 0, 0)).save(folder / half / name / f"{index}.png")
     return folder
 
 
 def overrides(row: dict[str, str], images: Path) -> list[str]:
-    small = ["data.image_size=8", "data.train_size=16", "data.test_size=4", "batch.effective=16", "threads=1"]
+    small = ["data.image_size=8", "data.train_size=32", "data.test_size=4", "batch.effective=32", "threads=1"]
     ends = [
         "max_steps=2",
         "epochs=2",

@@ -122,16 +122,16 @@ def preflight(composed: DictConfig) -> None:
     here = distributed.world()
     if here.under_torchrun and not experiment.parallelism.distributed:
         raise Refusal(f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py")
-    if experiment.resolved_device().type == "cuda" and here.local_size > distributed.num_gpus():
-        raise Refusal(
-            f"--nproc_per_node={here.local_size} is more than the {distributed.num_gpus()} visible GPUs; "
-            "use one process a GPU, or device=cpu"
-        )
     config.check(
         experiment,
         num_processes=num_processes(experiment),
         typed=parse_overrides(as_typed(composed)),
     )
+    if here.under_torchrun and experiment.resolved_device().type == "cuda" and here.local_size > distributed.num_gpus():
+        raise Refusal(
+            f"--nproc_per_node={here.local_size} is more than the {distributed.num_gpus()} visible GPUs; "
+            "use one process a GPU, or device=cpu"
+        )
     for group in config.GROUPS:
         if not isinstance(composed.hydra.runtime.choices.get(group), str):
             raise Refusal(f"{group}: one option is needed; several are a sweep: python train.py -m {group}=…,…")
