@@ -31,7 +31,7 @@ def explain(error: Exception, overrides: list[str], conf: Path) -> str:
                 return f"{key}={value}: one option is needed; several are a sweep: python train.py -m {key}={value}"
             hint = f"x{value}" if f"x{value}" in options[key] else value
             return f"{key}={value} is no option of {key}; " + did_you_mean(hint, options[key])
-    known = _known_keys(conf)
+    known = _known_keys()
     for key, value in typed.items():
         if key not in known and key not in options and not key.startswith("hydra"):
             return f"{key}={value}: there is no key '{key}'; " + _nearest(key, known | set(options))
@@ -78,7 +78,7 @@ def _rule(key: str, value: str, text: str) -> str:
     return f"{text.splitlines()[0].rstrip('.')}; see the comment in its file under conf/"
 
 
-def _known_keys(conf: Path) -> set[str]:
+def _known_keys() -> set[str]:
     """Every dotted key that can be set."""
     schemas = {group: classes[0] for group, classes in GROUPS.items()}
     keys: set[str] = set()

@@ -62,20 +62,22 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
             return summary  # that directory is another run's: nothing of it is touched
     for warning in invocation.warnings:
         logbook.warn(warning)
-    try:
-        with sigterm_interrupts(), process_group(experiment.parallelism.backend_for(device), device):
-            train(experiment, folder, invocation, here, device, logbook, stopwatch, clock)
-        summary.status = "completed"
-    except (Exception, KeyboardInterrupt, Interrupted) as error:
-        summary.status, summary.error = name_end(error)
-        peer_failed = reported_error()
-        if peer_failed and summary.status in ("failed", "interrupted"):
-            summary.status, summary.error = "failed", peer_failed  # the others only lost their connection
-        elif summary.status not in ("refused", "interrupted"):
-            report_error(summary.error)
-            if summary.status in ("failed", "oom"):
-                logbook.traceback(traceback.format_exc())
-    logbook.close(stopwatch, clock.steady())
+    with signals_interrupt():
+        try:
+            with process_group(experiment.parallelism.backend_for(device), device):
+                train(experiment, folder, invocation, here, device, logbook, stopwatch, clock)
+            summary.status = "completed"
+        except (Exception, KeyboardInterrupt, Interrupted) as error:
+            ignore_signals()  # a second one must not cut off the summary
+            summary.status, summary.error = name_end(error)
+            peer_failed = reported_error()
+            if peer_failed and summary.status in ("failed", "interrupted"):
+                summary.status, summary.error = "failed", peer_failed  # the others only lost their connection
+            elif summary.status not in ("refused", "interrupted"):
+                report_error(summary.error)
+                if summary.status in ("failed", "oom"):
+                    logbook.traceback(traceback.format_exc())
+        logbook.close(stopwatch, clock.steady())
     return summary
 
 
@@ -254,14 +256,21 @@ def name_end(error: BaseException) -> tuple[str, str]:
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does, with a summary."""
+def signals_interrupt() -> Iterator[None]:
+    """Inside, SIGTERM ends the run as Ctrl-C does; afterwards both signals mean what they meant before."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise Interrupted
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
