@@ -4,6 +4,7 @@ Each option's YAML names its class in its first line (`/schema/<group>/<Class>@_
 type while composing. All options of a group share one set of keys: a sweep over the group can set any of them.
 """
 
+import sys
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
@@ -15,7 +16,7 @@ from . import levers, saving
 from .data import Cifar10, Data, ImageFolder, Synthetic
 from .models import CifarResNet, Model, TorchvisionResNet
 from .optimizer import AdamW, Optimizer, Sgd
-from .refusal import Refusal, at_least, did_you_mean
+from .refusal import Refusal, above, at_least, did_you_mean
 from .saving import SaveAll, SaveLast, Saving
 from .schedule import Cosine, MultiStep, OneCycle, Schedule
 
@@ -58,10 +59,13 @@ class Experiment:
     seed: int | None = 0
     epochs: int = 10
     max_steps: int | None = None
+    target_accuracy: float | None = None
     eval_every_epochs: int = 1
     device: Device = Device.auto
     threads: int | None = None
+    memory_limit_mib: float | None = None
     resume: str = "none"
+    skip_refused: bool = False
     deterministic: bool = False
 
     def resolved_device(self) -> torch.device:
@@ -136,6 +140,9 @@ def check(experiment: Experiment, *, num_processes: int, typed: dict[str, str]) 
     ):
         at_least(key, value, 1)
     at_least("seed", experiment.seed, 0)
+    _check_limit(experiment.memory_limit_mib, device)
+    if experiment.target_accuracy is not None and not 0 < experiment.target_accuracy <= 1:
+        raise Refusal(f"target_accuracy={experiment.target_accuracy:g} must lie in (0, 1]; use a fraction such as 0.8")
     experiment.precision.check(device)
     experiment.parallelism.check(device)
     experiment.accumulation.check()
@@ -155,6 +162,12 @@ def _check_device(experiment: Experiment) -> torch.device:
     if experiment.device is Device.cuda and not torch.cuda.is_available():
         raise Refusal("device=cuda asks for an NVIDIA GPU and this machine shows none; use device=cpu or device=auto")
     return experiment.resolved_device()
+
+
+def _check_limit(limit_mib: float | None, device: torch.device) -> None:
+    above("memory_limit_mib", limit_mib, 0)
+    if limit_mib is not None and device.type == "cpu" and sys.platform != "linux":
+        raise Refusal(f"memory_limit_mib={limit_mib:g} works on CUDA devices and on Linux only; use memory_limit_mib=null")
 
 
 def _check_batch(experiment: Experiment, num_processes: int, typed: dict[str, str]) -> None:

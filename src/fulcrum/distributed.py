@@ -1,6 +1,6 @@
 """The processes of a run: what torchrun tells each of them, the group they form, and what they agree on before it.
 
-With launch.py the only file that reads environment variables.
+With launch.py and processes.py the only file that reads environment variables.
 """
 
 import os
@@ -42,6 +42,14 @@ def world() -> World:
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         under_torchrun=True,
     )
+
+
+def leave_torchrun() -> None:
+    """Makes this process one that torchrun did not start, for what it starts in turn."""
+    told = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "GROUP_RANK")
+    for name in [*os.environ]:
+        if name.startswith(("TORCHELASTIC_", "LOCAL_", "GROUP_WORLD_SIZE")) or name in told:
+            del os.environ[name]
 
 
 def num_gpus() -> int:

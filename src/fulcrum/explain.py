@@ -17,7 +17,9 @@ def explain(error: Exception, overrides: list[str], conf: Path) -> str:
     """Hydra's and OmegaConf's errors as: the key as typed = the value; the rule; what to do instead."""
     text = _whole_text(error)
     typed = parse_overrides(overrides)
-    options = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in conf.iterdir() if group.is_dir()}
+    options = {
+        group.name: sorted(_option(file, group) for file in group.rglob("*.yaml")) for group in conf.iterdir() if group.is_dir()
+    }
 
     for word in overrides:
         key = word.partition("=")[0].lstrip("+~")
@@ -46,6 +48,11 @@ def explain(error: Exception, overrides: list[str], conf: Path) -> str:
             return f"{key}={value}: {_rule(key, value, text)}"
     first_lines = " ".join(line.strip() for line in text.splitlines()[:2] if line.strip())
     return f"{' '.join(overrides) or 'the configuration'}: {first_lines}"
+
+
+def _option(file: Path, group: Path) -> str:
+    """The word that chooses a file of a group: classic/fp32."""
+    return file.relative_to(group).with_suffix("").as_posix()
 
 
 def _whole_text(error: BaseException | None) -> str:

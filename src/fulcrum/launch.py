@@ -1,35 +1,32 @@
-"""From the command line to a run: composing, refusing, and starting it here or in fresh processes of its own.
+"""From the command line to a run or a sweep: composing, refusing, and starting it here or in fresh processes.
 
 The story: `main` lets Hydra compose; `Callbacks` checks the result before Hydra makes a directory; `start` runs it in
-this process, hands it to torchrun (parallelism=ddp), or starts the job of a sweep as the command a person would type.
+this process, hands it to torchrun (parallelism=ddp), or runs the job of a sweep as the command a person would type.
 """
 
-import copy
 import os
 import secrets
-import shlex
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from . import config, distributed
-from .logbook.summary import SUMMARY, Summary, taken
+from .logbook.summary import Summary
+from .preflight import as_typed, as_typed_for_hydra, check_folder, choices, num_processes, preflight, split
+from .processes import COMMAND, INTERRUPTED, NOT_COMPLETED, REFUSED, command_line, run_job, run_under_torchrun, start_server
 from .refusal import Refusal, parse_overrides
 
-REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
-COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
 CONF = Path(__file__).resolve().parents[2] / "conf"
 QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
@@ -38,7 +35,7 @@ def main(train: Callable[[], Any]) -> NoReturn:
     """Runs Hydra's main function. Exit codes: 0 completed, 1 not completed, 2 refused, 130 interrupted."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors over instead of printing them
-    os.environ.setdefault(COMMAND, shlex.join(["python", *sys.argv]))
+    os.environ.setdefault(COMMAND, command_line(sys.argv[1:]))
     typed = list(sys.argv[1:])
     if not distributed.world().is_main:
         sys.argv += QUIET
@@ -47,6 +44,8 @@ def main(train: Callable[[], Any]) -> NoReturn:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         refuse(explained(error, [word for word in typed if not word.startswith("-")]))
     except KeyboardInterrupt:
+        if Callbacks.sweep_folder:
+            end_sweep(Callbacks.sweep_folder)
         sys.exit(INTERRUPTED)
     sys.exit(0)
 
@@ -85,161 +84,153 @@ class Callbacks(Callback):
     """Hydra calls these around a run and around a sweep. Refusals leave as SystemExit: Hydra turns any other
     exception of a callback into a warning."""
 
-    def __init__(self) -> None:
-        self.all_completed = True
+    sweep_folder: ClassVar[Path | None] = None  # of the sweep that this process leads
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Reached in the workers of joblib and submitit, which compose the configuration of their job."""
+        register()
+        self.__dict__.update(state)
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks a run before its directory is made."""
         try:
-            preflight(config)
+            check_folder(preflight(*split(config)), Path(config.hydra.run.dir))
         except Refusal as refusal:
             refuse(str(refusal))
         except (OmegaConfBaseException, AttributeError) as error:
-            refuse(explained(error, as_typed(config)))
+            refuse(explained(error, as_typed(config.hydra)))
         except Exception:
             traceback.print_exc()
             sys.exit(NOT_COMPLETED)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        if distributed.world().under_torchrun:
-            refuse("torchrun with -m: a sweep starts torchrun for each of its jobs; type python train.py -m …")
-
-    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
-        record = job_return.return_value
-        self.all_completed &= isinstance(record, dict) and record.get("status") == "completed"
+        """Checks all points of a sweep before the first one starts, and tells what is going to run."""
+        try:
+            lead_from_torchrun(config)
+            start_sweep(config)
+        except (Refusal, HydraException) as error:
+            refuse(str(error))
+        except Exception:
+            traceback.print_exc()
+            sys.exit(NOT_COMPLETED)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        if not self.all_completed:
+        try:
+            all_completed = end_sweep(Path(config.hydra.sweep.dir))
+        except Exception:
+            traceback.print_exc()
+            sys.exit(NOT_COMPLETED)
+        if not all_completed:
             sys.exit(NOT_COMPLETED)
 
 
-def preflight(composed: DictConfig) -> None:
-    """Refuses what cannot work, and a directory that holds another run."""
-    task = copy.deepcopy(composed)
-    with open_dict(task):
-        del task["hydra"]
-    experiment = config.load(task)
+def lead_from_torchrun(master: DictConfig) -> None:
+    """`torchrun --nproc_per_node=2 train.py -m …`: rank 0 leads one sweep, whose ddp jobs get that many processes each;
+    the other ranks have nothing to do."""
     here = distributed.world()
-    if here.under_torchrun and not experiment.parallelism.distributed:
-        raise Refusal(f"parallelism=single under torchrun would train {here.size} times; use parallelism=ddp, or python train.py")
-    config.check(
-        experiment,
-        num_processes=num_processes(experiment),
-        typed=parse_overrides(as_typed(composed)),
-    )
-    if here.under_torchrun and experiment.resolved_device().type == "cuda" and here.local_size > distributed.num_gpus():
-        raise Refusal(
-            f"--nproc_per_node={here.local_size} is more than the {distributed.num_gpus()} visible GPUs; "
-            "use one process a GPU, or device=cpu"
-        )
-    for group in config.GROUPS:
-        if not isinstance(composed.hydra.runtime.choices.get(group), str):
-            raise Refusal(f"{group}: one option is needed; several are a sweep: python train.py -m {group}=…,…")
-    folder = Path(composed.hydra.run.dir)
-    if here.is_main and experiment.resume != "auto" and here.restarts == 0 and (folder / SUMMARY).exists():
-        raise taken(folder)
+    if not here.under_torchrun:
+        return
+    if here.size != here.local_size:
+        raise Refusal("torchrun with -m and several nodes: a sweep runs on one; use hydra/launcher=submitit_slurm for more")
+    if not here.is_main:
+        sys.exit(0)
+    distributed.leave_torchrun()
+    with read_write(master), open_dict(master):
+        if "parallelism.processes" not in parse_overrides(as_typed(master.hydra)):
+            master.hydra.overrides.task.append(f"parallelism.processes={here.size}")
 
 
-def as_typed(composed: DictConfig) -> list[str]:
-    """The overrides of a run, with nothing in them resolved."""
-    words = OmegaConf.to_container(composed.hydra.overrides.task, resolve=False)
-    assert isinstance(words, list)
-    return [str(word) for word in words]
+def start_sweep(master: DictConfig) -> None:
+    """Refuses a sweep with points that cannot work; prints the plan of the others."""
+    from .sweep import points
+
+    start_server()  # imports what the jobs need while their configurations are checked
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
+    folder = Path(master.hydra.sweep.dir).absolute()
+    if master.hydra.sweeper._target_ == points.BASIC_SWEEPER:
+        points.interleave(master)
+        all_points = points.points_of(master, CONF)
+        skip = parse_overrides(as_typed(master.hydra)).get("skip_refused", "false")
+        points.check(all_points, skip_refused=skip.lower() == "true")
+        print("\n".join(points.plan(all_points, folder)), flush=True)
+    Callbacks.sweep_folder = folder
 
 
-def num_processes(experiment: config.Experiment) -> int:
-    """Processes of the run: torchrun's own number, or what the configuration asks for."""
-    here = distributed.world()
-    return here.size if here.under_torchrun else experiment.parallelism.num_processes(experiment.resolved_device())
+def end_sweep(folder: Path) -> bool:
+    """Compares the jobs of a sweep that is over; says whether all of them completed."""
+    from . import sweep
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # a second one must not cut off the comparison
+    comparison = sweep.compare([folder])
+    sweep.write(comparison, folder)
+    sweep.show(comparison)
+    print(f"the comparison is in {folder / 'comparison.html'}")
+    return all(row.status == "completed" for row in comparison.rows)
 
 
 def start(composed: DictConfig) -> dict[str, Any]:
     """The task of Hydra's main: one run, wherever it takes place. Exits with its code; in a sweep returns its record."""
-    hydra = HydraConfig.get()
+    hydra: Any = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     overrides = list(hydra.overrides.task)
     if hydra.mode == RunMode.MULTIRUN:
-        return run_job(overrides, folder)
+        return job(composed, hydra, folder)
     experiment = config.load(composed)
     if experiment.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     if experiment.parallelism.distributed and not distributed.world().under_torchrun:
-        sys.exit(exit_code(*run_under_torchrun(experiment, overrides, folder)))
+        words = [*overrides, *as_typed_for_hydra(hydra), *(word for word in hydra.overrides.hydra if "/job_logging=" in word)]
+        ended = run_under_torchrun(words, folder, count=num_processes(experiment), threads=experiment.threads)
+        sys.exit(exit_code(*ended))
 
     from . import run
 
-    choices = {group: str(option) for group, option in hydra.runtime.choices.items() if not group.startswith("hydra")}
     seed = experiment.seed
     if seed is None:
         seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))
     warnings = config.check(experiment, num_processes=num_processes(experiment), typed=parse_overrides(overrides))
-    invocation = run.Invocation(choices, overrides, os.environ[COMMAND], seed, warnings)
+    invocation = run.Invocation(choices(hydra), overrides, os.environ[COMMAND], seed, warnings)
     summary = run.run(experiment, folder, invocation)
     sys.exit(exit_code(summary.status, summary.error))
+
+
+def job(composed: DictConfig, hydra: DictConfig, folder: Path) -> dict[str, Any]:
+    """One job of a sweep, whatever launcher it came by: its record, never an exception."""
+    overrides = as_typed(hydra)
+    words = [*overrides, *as_typed_for_hydra(hydra)]
+    asked = Summary(choices=choices(hydra), overrides=overrides, command=command_line(words))
+    try:
+        experiment = preflight(composed, hydra)
+        asked.seed = experiment.seed
+    except Refusal as refusal:
+        asked.status, asked.error = "refused", str(refusal)
+        asked.write(folder)
+        record = asked.to_dict()
+    else:
+        record = run_job(asked, words, folder)
+    print(job_line(folder.name, record), flush=True)
+    return record
+
+
+def job_line(name: str, record: dict[str, Any]) -> str:
+    """How a job ended, in one line."""
+    if record["status"] != "completed":
+        return f"{name}: {record['status']}: {record['error']}"
+    time, peak, accuracy = record["time"], record["memory"]["peak_mib"], record["metrics"]["eval_accuracy"]
+    facts = [
+        None if time["step_ms"] is None else f"{time['step_ms']:.1f} ms a step",
+        None if peak is None else f"peak {peak:.0f} MiB",
+        None if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
+        f"{time['wall_s']:.1f} s",
+    ]
+    return f"{name}: completed: " + ", ".join(fact for fact in facts if fact)
 
 
 def exit_code(status: str, error: str | None = None) -> int:
     if status == "refused":
         refuse(str(error))
     return {"completed": 0, "interrupted": INTERRUPTED}.get(status, NOT_COMPLETED)
-
-
-def run_job(overrides: list[str], folder: Path) -> dict[str, Any]:
-    """One job of a sweep, as the command a person would type, in a fresh process."""
-    command = [sys.executable, sys.argv[0], *overrides, f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
-    environment = {**os.environ, COMMAND: shlex.join(["python", "train.py", *overrides])}
-    with subprocess.Popen(command, env=environment) as job:
-        try:
-            code = job.wait()
-        except KeyboardInterrupt:
-            job.terminate()  # the job writes how far it came; no further one is started
-            finished_record(folder, job.wait())
-            raise
-    return finished_record(folder, code)
-
-
-def finished_record(folder: Path, code: int) -> dict[str, Any]:
-    """What the summary of a run that has ended says; a run that could not say it is named by its exit code."""
-    record: dict[str, Any] = {"status": "running", "error": None}
-    path = folder / SUMMARY
-    if path.exists():
-        record = Summary.read(folder)
-    if record["status"] == "running" or (record["status"] == "completed" and code != 0):
-        record["status"] = {REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, "killed" if code < 0 else "failed")
-        record["error"] = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Summary.amend(folder, record)
-    return record
-
-
-def run_under_torchrun(experiment: config.Experiment, overrides: list[str], folder: Path) -> tuple[str, str | None]:
-    """Starts the run on its processes, as `torchrun --standalone` would, and waits. Returns its status and error."""
-    import logging
-
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    count = num_processes(experiment)
-    threads = experiment.threads or max(1, (os.cpu_count() or 1) // count)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its tables bury the error of the rank
-    own = [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
-    code = rank = 0
-    try:
-        run(parse_args(["--standalone", f"--nproc_per_node={count}", sys.argv[0], *overrides, *own]))
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        if code not in (REFUSED, INTERRUPTED):
-            print(f"rank {rank} ended with exit code {code}", file=sys.stderr)
-    except (SignalException, KeyboardInterrupt):
-        code = INTERRUPTED
-    record = finished_record(folder, code)
-    if code < 0 and record["status"] in ("failed", "interrupted"):
-        record |= {"status": "killed", "error": f"rank {rank}: signal {signal.Signals(-code).name}"}
-        Summary.amend(folder, record)
-    return record["status"], record["error"]
 
 
 def experiment_of(folder: Path) -> config.Experiment:

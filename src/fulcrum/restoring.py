@@ -23,8 +23,9 @@ def checkpoint(trainer: Trainer, splits: Splits, summary: Summary) -> dict[str, 
     """Plain tensors and plain data. `model` has the names of the plain network under every lever."""
     base, adapter = split_state(trainer.network.state_dict())
     metrics = {key: value for key, value in summary.metrics.items() if value is not None}
+    history = {"evaluations": summary.evaluations, "train_s": trainer.logbook.train_s_before + trainer.stopwatch.seconds["train"]}
     normalisation = {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
-    return {"model": base, "adapter": adapter, **trainer.state(), "metrics": metrics, "data": normalisation}
+    return {"model": base, "adapter": adapter, **trainer.state(), "metrics": metrics, "data": normalisation, **history}
 
 
 def write_adapter(network: nn.Module, folder: Path) -> None:
@@ -63,6 +64,8 @@ def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: 
     if path.parent != folder / saving.FOLDER:  # the best checkpoint stays in the other directory
         metrics |= {"best_eval_accuracy": None, "best_epoch": None}
     trainer.logbook.summary.metrics.update(metrics)
+    trainer.logbook.summary.evaluations[:] = loaded.get("evaluations", [])
+    trainer.logbook.train_s_before = loaded.get("train_s", 0.0)
     trainer.logbook.say(f"resuming from {path}: {trainer.progress.epoch} epochs, {trainer.progress.step} steps done")
 
 

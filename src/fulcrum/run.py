@@ -1,10 +1,12 @@
 """The story of one run, and `build_model`: the order in which the levers act."""
 
+import re
 import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from .data.feed import fits
 from .distributed import World, main_process_first, process_group, report_error, reported_error, world
 from .logbook import Logbook, Summary
 from .logbook.card import card, describe, environment, hparams
-from .meters.memory import MemoryMeter, blocks_mib, tensor_mib
-from .meters.time import StepClock, Stopwatch
+from .meters.memory import MemoryMeter, blocks_mib, limited, return_memory_at_once, tensor_mib
+from .meters.time import StepClock, Stopwatch, process_age_s
 from .refusal import Refusal
 from .restoring import checkpoint, load_base, resume, write_adapter
 from .trainer import Diverged, Progress, Trainer
@@ -36,8 +38,11 @@ class Invocation:
     warnings: list[str]
 
 
-# What allocators other than torch's own say: the CPU's, CUDA's, cuBLAS's and cuDNN's.
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+# What allocators other than torch's own say: the CPU's, CUDA's, cuBLAS's and cuDNN's, C++'s and oneDNN's.
+OUT_OF_MEMORY = re.compile(
+    "can't allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not create a memory|"
+    "could not (create|execute) a primitive(?! descriptor)"  # a descriptor fails where a layer is not supported
+)
 
 
 class Interrupted(BaseException):
@@ -52,7 +57,15 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
     here = world()
     device = pick_device(experiment, here)
     stopwatch, clock = Stopwatch(device, first_section="setup"), StepClock(device)
-    summary = Summary(choices=invocation.choices, overrides=invocation.overrides, command=invocation.command)
+    summary = Summary(
+        choices=invocation.choices,
+        overrides=invocation.overrides,
+        command=invocation.command,
+        seed=invocation.seed,
+        started=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+        target_accuracy=experiment.target_accuracy,
+    )
+    summary.time["startup_s"] = process_age_s()
     logbook = Logbook(folder, summary, is_main=here.is_main)
     if here.is_main:
         try:
@@ -99,7 +112,8 @@ def train(
     peak_lr = experiment.optimizer.scaled_lr(effective)
 
     torch.manual_seed(invocation.seed)  # the same first weights on every process
-    network, model = build_model(experiment, device)
+    with memory.building():
+        network, model = build_model(experiment, device)
     trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = experiment.optimizer.build(trainable, peak_lr)
 
@@ -131,7 +145,6 @@ def train(
     )
     resume(experiment, folder, trainer, restarts=here.restarts)
 
-    summary.seed = invocation.seed
     summary.batch = {
         "effective": effective,
         "per_device": per_device,
@@ -149,16 +162,20 @@ def train(
     summary.model = {"parameters": num_parameters, "trainable": sum(parameter.numel() for parameter in trainable)}
     summary.environment = environment(device)
     images = len(splits.train), len(splits.test)
-    for line in card(
+    lines = card(
         summary,
         lr_batch=experiment.optimizer.lr_batch,
         lr_scaling=experiment.optimizer.lr_scaling.name,
         images=images,
         steps_per_epoch=train_feed.num_steps,
         epochs=experiment.epochs,
-    ):
-        logbook.say(line)
-    logbook.start(hparams(summary), num_steps=experiment.max_steps or experiment.epochs * train_feed.num_steps)
+    )
+    logbook.start(
+        hparams(summary),
+        lines,
+        num_steps=experiment.max_steps or experiment.epochs * train_feed.num_steps,
+        from_step=trainer.progress.step,
+    )
 
     def save(*, is_best: bool) -> None:
         record_progress(summary, trainer.progress)
@@ -167,7 +184,8 @@ def train(
                 experiment.saving.write(checkpoint(trainer, splits, summary), folder, is_best=is_best)
 
     try:
-        with stopwatch.section("train"):
+        limit = limited(experiment.memory_limit_mib, device, trainer.held_bytes())
+        with limit, stopwatch.section("train"):
             trainer.fit(
                 max_steps=experiment.max_steps,
                 log_every=experiment.logging.every_steps,
@@ -177,12 +195,15 @@ def train(
             )
         if here.is_main and experiment.saving.writes:
             write_adapter(network, folder)
+        memory.agree()
     finally:
+        memory.stop()
         record_progress(summary, trainer.progress)
         summary.memory.update(blocks_mib(network, optimizer))
         resident = [images for images in (train_feed.images, test_feed.images) if images.labels_N.device == device]
         summary.memory.update(
             peak_mib=memory.peak_mib(),
+            activations_mib=memory.activations_mib(),
             data_mib=tensor_mib(t for images in resident for t in (images.images_NCHW, images.labels_N)),
             method=memory.method,
         )
@@ -234,6 +255,8 @@ def configure_torch(experiment: Experiment, device: torch.device, here: World) -
     """The global switches of this process."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
+    if experiment.memory_limit_mib is not None and device.type == "cpu":
+        return_memory_at_once()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     experiment.precision.configure(device)
@@ -250,7 +273,7 @@ def name_end(error: BaseException) -> tuple[str, str]:
         return "diverged", line
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         return "interrupted", "stopped by a signal"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in line for word in OUT_OF_MEMORY):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or OUT_OF_MEMORY.search(line):
         return "oom", line
     return "failed", f"{type(error).__name__}: {line}"
 

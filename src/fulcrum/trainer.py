@@ -5,7 +5,7 @@ Counting is in optimizer steps everywhere. `step` waits for nothing on the devic
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from .data.plan import derived_seed
 from .levers import Accumulation, Parallelism, Precision
 from .levers.precision import Scaler
 from .logbook import Logbook
-from .meters.memory import MemoryMeter
+from .meters.memory import MemoryMeter, held_bytes
 from .meters.time import StepClock, Stopwatch
 from .optimizer import clip_gradients
 from .saving import Saving
@@ -116,11 +116,14 @@ class Trainer:
         epoch_loss = WeightedMean()
         while self.progress.epoch < self.epochs and not self._reached(max_steps):
             self.model.train()
+            self.memory.start_epoch(self.held_bytes())
             self.clock.restart()
             for batch in self.train_feed.epoch(self.progress.epoch, first_step=self.progress.tried_in_epoch):
                 tried = self.progress.step + self.progress.skipped
                 torch.manual_seed(derived_seed(self.seed, "step", tried, self.rank))  # dropout, the same after a resume
+                self.memory.start_step()
                 loss, applied = self.step(batch)
+                self.memory.end_step(applied)
                 self.clock.mark(batch.step_size)
                 self.progress.tried_in_epoch += 1
                 self.progress.step += applied
@@ -136,6 +139,8 @@ class Trainer:
                     self.clock.restart()
                 if self._reached(max_steps):
                     break
+            del batch  # is not held while evaluating
+            self.memory.stop()
             self._log(window, epoch_loss)
             window = Window()
             self._end_epoch(max_steps, eval_every, saving, save, epoch_loss)
@@ -171,6 +176,9 @@ class Trainer:
                 accuracy=correct / images,
                 correct=correct,
                 images=images,
+                samples=self.progress.epoch * self.train_feed.samples_per_epoch
+                + self.progress.tried_in_epoch * self.train_feed.batch_size,
+                train_s=self.stopwatch.seconds["train"],
             )
         if at_end or is_best or saving.due_at_epoch(epoch):
             save(is_best=is_best)
@@ -207,7 +215,15 @@ class Trainer:
     def evaluate(self) -> tuple[float, int]:
         """(mean loss, number of right answers) over the test split, each image counted once on any number of processes."""
         self.parallelism.share_buffers(self.network)
-        return evaluate(self.network, self.test_feed, self.precision, self.parallelism, self.device)
+        batches = self.memory.first_batches(self.test_feed.in_order(), self.held_bytes())
+        return evaluate(self.network, self.test_feed, self.precision, self.parallelism, self.device, batches=batches)
+
+    def held_bytes(self) -> int:
+        """What is there between steps, on the device."""
+        held = held_bytes(self.network, self.optimizer.state, self.scaler, self.train_feed, self.test_feed)
+        if self.model is self.network:
+            return held
+        return held + sum(p.nbytes for p in self.network.parameters() if p.requires_grad)  # the buckets of DDP
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs of the loop, as plain data."""
@@ -245,14 +261,23 @@ class Trainer:
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module, feed: Feed, precision: Precision, parallelism: Parallelism, device: torch.device
+    network: nn.Module,
+    feed: Feed,
+    precision: Precision,
+    parallelism: Parallelism,
+    device: torch.device,
+    *,
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[float, int]:
-    """(mean loss, number of right answers) of `network` over all images of `feed`, summed over processes."""
+    """(mean loss, number of right answers) of `network` over all images of `feed`, summed over processes.
+
+    batches: those of `feed`, where somebody measures them on their way.
+    """
     was_training = network.training
     network.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    for images_NCHW, labels_N in feed.in_order():
+    for images_NCHW, labels_N in feed.in_order() if batches is None else batches:
         with precision.autocast(device):
             logits_NK = network(images_NCHW)
         loss_sum += F.cross_entropy(logits_NK.to(torch.get_default_dtype()), labels_N, reduction="sum")

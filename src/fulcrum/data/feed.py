@@ -79,6 +79,10 @@ class Feed:
         full_steps, remainder = divmod(len(self.images), self.batch_size)
         return full_steps + (remainder > 0 and not self.drop_last)
 
+    @property
+    def samples_per_epoch(self) -> int:
+        return min(len(self.images), self.num_steps * self.batch_size)
+
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[Batch]:
         """This process's part of every step of an epoch, from `first_step` on; one batch is prepared ahead."""
         plan = plan_epoch(self.seed, epoch, len(self.images), padding=self.padding or 0, device=self.images.labels_N.device)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from .events import without_seed
 from .summary import Summary
 
 
@@ -45,12 +46,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def hparams(summary: Summary) -> dict[str, Any]:
-    """A value for every HParams column."""
+    """A value for every HParams column, and the seed: the seeds of a sweep share a row, so no column can show it."""
     return {
         **summary.choices,
         "batch.effective": summary.batch["effective"],
         "batch.per_device": summary.batch["per_device"],
         "world_size": summary.batch["world_size"],
         "learning_rate": summary.learning_rate["effective"],
+        "overrides": without_seed(summary.overrides),
         "seed": summary.seed,
     }

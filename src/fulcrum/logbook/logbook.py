@@ -5,11 +5,13 @@ On ranks above 0 it takes everything and writes nothing.
 
 import logging
 import sys
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..meters.time import Stopwatch, images_per_s, step_ms
-from .events import Events
+from .events import Events, group_name
 from .summary import Summary
 
 log = logging.getLogger("fulcrum")
@@ -21,6 +23,7 @@ class Logbook:
     def __init__(self, folder: Path, summary: Summary, *, is_main: bool) -> None:
         self.folder, self.summary, self.is_main = folder, summary, is_main
         self.events: Events | None = None
+        self.train_s_before = 0.0  # seconds of training of the run that this one goes on with
         self.progress: Any = None
 
     def say(self, line: str) -> None:
@@ -38,13 +41,24 @@ class Logbook:
         else:
             print(text, file=sys.stderr)
 
-    def start(self, hparams: dict[str, Any], *, num_steps: int) -> None:
-        """Everything about the run is known: writes the summary, opens the event file and, on a terminal, the bar."""
+    def start(self, hparams: dict[str, Any], card: Sequence[str], *, num_steps: int, from_step: int) -> None:
+        """Everything about the run is known: says the card, writes the summary, opens the event file and, on a terminal,
+        the bar. from_step: where a resumed run goes on."""
         if not self.is_main:
             return
+        for line in card:
+            self.say(line)
         self.summary.write(self.folder)
         self.events = Events(self.folder)
-        self.events.start_session(hparams)
+        assert self.summary.started is not None
+        self.events.start_session(
+            hparams,
+            group=group_name(self.folder, self.summary.overrides),
+            start_time=datetime.fromisoformat(self.summary.started).timestamp(),
+            from_step=from_step,
+        )
+        for tag, lines in (("run/card", card), ("run/command", [self.summary.command])):
+            self.events.text(tag, "\n".join(f"    {line}" for line in lines))  # Markdown for text as it stands
         if sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -87,12 +101,21 @@ class Logbook:
         else:
             log.info(line)
 
-    def evaluated(self, *, step: int, epoch: int, loss: float, accuracy: float, correct: int, images: int) -> bool:
-        """The result of an evaluation; says whether it is the best so far."""
+    def evaluated(
+        self, *, step: int, epoch: int, loss: float, accuracy: float, correct: int, images: int, samples: int, train_s: float
+    ) -> bool:
+        """The result of an evaluation; says whether it is the best so far.
+
+        samples: images trained on so far; train_s: seconds of training so far, without evaluating and saving.
+        """
         metrics = self.summary.metrics
         best = metrics["best_eval_accuracy"]
         is_best = best is None or accuracy > best
         metrics.update(eval_loss=loss, eval_accuracy=accuracy)
+        train_s += self.train_s_before
+        self.summary.evaluations.append(
+            {"epoch": epoch, "step": step, "samples": samples, "train_s": train_s, "loss": loss, "accuracy": accuracy}
+        )
         if is_best:
             metrics.update(best_eval_accuracy=accuracy, best_epoch=epoch)
         if self.events:
@@ -116,8 +139,13 @@ class Logbook:
         time = self.summary.time
         time.update({f"{name}_s": seconds.get(name, 0.0) for name in ("setup", "train", "eval", "save", "wall")})
         time.update(step_ms=step_ms(timed), images_per_s=images_per_s(timed))
+        target = self.summary.target_accuracy
+        reached = [e["train_s"] for e in self.summary.evaluations if target is not None and e["accuracy"] >= target]
+        time["to_target_s"] = reached[0] if reached else None
         if self.events:
-            self.events.scalars({"time/wall_s": time["wall_s"]}, self.summary.optimizer_steps)
+            whole_run: dict[str, Any] = {f"run/{name}": time[name] for name in ("step_ms", "images_per_s", "wall_s")}
+            whole_run["run/peak_mib"] = self.summary.memory["peak_mib"]
+            self.events.scalars(whole_run, self.summary.optimizer_steps)
             self.events.end_session(completed=self.summary.status == "completed")
             self.events.close()
         self.summary.write(self.folder)

@@ -9,6 +9,22 @@ from typing import Any
 from ..refusal import Refusal
 
 SUMMARY = "summary.json"
+EARLIER = "earlier"  # where a job that is run again leaves its attempt before
+
+# startup: from the start of the process to the start of the run; wall = setup + train + eval + save; to_target: seconds
+# of training until an evaluation reached `target_accuracy`; job: what a sweep waited for the job, all of it.
+TIMES = (
+    "startup_s",
+    "wall_s",
+    "setup_s",
+    "train_s",
+    "eval_s",
+    "save_s",
+    "step_ms",
+    "images_per_s",
+    "to_target_s",
+    "job_s",
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,6 +32,7 @@ class Summary:
     """The keys of the file. None: not known, or not measured."""
 
     status: str = "running"
+    started: str | None = None
     choices: dict[str, str] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     command: str = ""
@@ -30,9 +47,9 @@ class Summary:
     metrics: dict[str, float | int | None] = field(
         default_factory=lambda: dict.fromkeys(("train_loss", "eval_loss", "eval_accuracy", "best_eval_accuracy", "best_epoch"))
     )
-    time: dict[str, float | None] = field(
-        default_factory=lambda: dict.fromkeys(("wall_s", "setup_s", "train_s", "eval_s", "save_s", "step_ms", "images_per_s"))
-    )
+    target_accuracy: float | None = None
+    evaluations: list[dict[str, float | int]] = field(default_factory=list)
+    time: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(TIMES))
     memory: dict[str, float | str | None] = field(
         default_factory=lambda: dict.fromkeys(
             (
@@ -79,18 +96,38 @@ class Summary:
         """Rewrites the file of a run that could not do it itself."""
         Summary(**record).write(folder)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. Numbers that are not finite become None: JSON has no word for them."""
+        return _finite(asdict(self))
+
     def to_json(self) -> str:
-        """Numbers that are not finite become null: JSON has no word for them."""
-        return json.dumps(_finite(asdict(self)), indent=2) + "\n"
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def taken(folder: Path) -> Refusal:
     return Refusal(f"hydra.run.dir={folder} already holds a run; use resume=auto to go on with it, or another directory")
 
 
+def set_aside(folder: Path) -> None:
+    """Moves an attempt that is there into `earlier/<number>/`: nothing written is lost, and TensorBoard sees one run.
+
+    What Hydra has just written for the job that starts now (.hydra/, an empty log) stays.
+    """
+    if not (folder / SUMMARY).exists():
+        return
+    attempts = folder / EARLIER
+    attempt = attempts / str(sum(1 for _ in attempts.glob("*")) + 1)
+    attempt.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.name not in (EARLIER, ".hydra"):
+            path.rename(attempt / path.name.replace("tfevents", "earlier"))
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     if isinstance(value, float) and value - value != 0:
         return None
     return value

@@ -1,0 +1,139 @@
+"""The points of a sweep, all of them composed and checked before the first one starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from ..explain import explain
+from ..logbook.summary import SUMMARY, Summary
+from ..preflight import num_processes, preflight, split
+from ..refusal import Refusal
+
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One job to be. `refusal`: why it cannot work; `mistyped`: it cannot even be composed."""
+
+    number: int
+    overrides: list[str]
+    folder: Path | None = None
+    batch: str = ""  # effective = per device x processes x accumulated
+    refusal: str | None = None
+    mistyped: bool = False
+    status: str | None = None  # of the same job in an earlier attempt at this sweep
+
+
+def interleave(master: DictConfig) -> None:
+    """Puts a sweep over `seed` outermost, so that a drift of the machine falls on all points alike and not on one.
+
+    Hydra varies the last key of a sweep fastest, and takes the keys of hydra.sweeper.params before those typed.
+    """
+    typed = next((word for word in master.hydra.overrides.task if word.startswith("seed=")), None)
+    params = {str(key): value for key, value in (master.hydra.sweeper.params or {}).items()}
+    seed = typed.partition("=")[2] if typed else params.get("seed")
+    if seed is not None:
+        with read_write(master), open_dict(master):
+            master.hydra.sweeper.params = {"seed": seed, **{key: value for key, value in params.items() if key != "seed"}}
+
+
+def points_of(master: DictConfig, conf: Path) -> list[Point]:
+    """Every point of a sweep in the order of its jobs, checked. master: the configuration that the sweep starts from."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
+    loader = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create(loader).parse_overrides([*params, *master.hydra.overrides.task])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return [_point(loader, master, number, overrides, conf) for number, overrides in enumerate(batch)]
+
+
+def _point(loader: Any, master: DictConfig, number: int, overrides: list[str], conf: Path) -> Point:
+    try:
+        composed = loader.load_sweep_config(master, overrides)
+        with open_dict(composed):
+            composed.hydra.job.num = number
+        folder = Path(composed.hydra.sweep.dir, composed.hydra.sweep.subdir)
+    except (HydraException, OmegaConfBaseException, AttributeError) as error:
+        return Point(number=number, overrides=overrides, refusal=explain(error, overrides, conf), mistyped=True)
+    try:
+        experiment = preflight(*split(composed))
+    except Refusal as refusal:
+        return Point(number=number, overrides=overrides, folder=folder, refusal=str(refusal))
+    except (OmegaConfBaseException, AttributeError) as error:
+        return Point(number=number, overrides=overrides, refusal=explain(error, overrides, conf), mistyped=True)
+    processes = num_processes(experiment)
+    effective, per_device = experiment.batch_sizes(processes)
+    return Point(
+        number=number,
+        overrides=overrides,
+        folder=folder,
+        batch=f"{effective} = {per_device} x {processes} x {experiment.accumulation.steps}",
+        status=_earlier_status(folder, overrides),
+    )
+
+
+def _earlier_status(folder: Path, overrides: list[str]) -> str | None:
+    """How this job ended in an earlier attempt. Refuses a directory where another job has its place."""
+    for other in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):
+        if (other / SUMMARY).exists():
+            record = Summary.read(other)
+            if record["overrides"] != overrides:
+                raise Refusal(
+                    f"hydra.sweep.dir={folder.parent} holds another sweep: its job {other.name} is "
+                    f"{' '.join(record['overrides'])}; use the same command to go on with it, or another directory"
+                )
+            return record["status"]
+    return None
+
+
+def check(points: list[Point], *, skip_refused: bool) -> None:
+    """Refuses the sweep where a point cannot work, naming all of them with their reasons."""
+    stopping = [point for point in points if point.refusal and (point.mistyped or not skip_refused)]
+    if not stopping:
+        return
+    reasons = dict.fromkeys(str(point.refusal) for point in stopping)
+    if len(reasons) == 1 and len(stopping) == len(points):
+        raise Refusal(next(iter(reasons)))
+    varying = _varying(points)
+    lines = [f"  {point.number:3}  {_label(point, varying)}: {point.refusal}" for point in stopping]
+    hint = "" if any(point.mistyped for point in stopping) else " (skip_refused=true makes them rows of the comparison)"
+    raise Refusal(
+        f"{len(stopping)} of {len(points)} points of the sweep cannot work; nothing was started{hint}\n" + "\n".join(lines)
+    )
+
+
+def plan(points: list[Point], sweep_folder: Path) -> list[str]:
+    """The lines that tell what a sweep is going to do."""
+    todo = [point for point in points if not point.refusal and point.status != "completed"]
+    lines = [f"sweep of {len(points)} jobs, {len(todo)} to run, in {sweep_folder}"]
+    varying = _varying(points)
+    labels = [_label(point, varying) for point in points]
+    width = max(map(len, labels))
+    lines.append(f"{'job':>5}  {'levers and values':{width}}  effective batch = per device x processes x accumulated")
+    for point, label in zip(points, labels, strict=True):
+        if point.refusal:
+            state = f"refused: {point.refusal}"
+        else:
+            state = point.batch + {None: "", "completed": "  completed before"}.get(
+                point.status, f"  {point.status} before, runs again"
+            )
+        lines.append(f"{point.number:5}  {label:{width}}  {state}".rstrip())
+    return lines
+
+
+def _varying(points: list[Point]) -> set[str]:
+    """The overrides that not all points share."""
+    words = [set(point.overrides) for point in points]
+    return set().union(*words) - words[0].intersection(*words)
+
+
+def _label(point: Point, varying: set[str]) -> str:
+    return " ".join(word for word in point.overrides if word in varying) or "(the same point)"
