@@ -10,6 +10,7 @@ SOURCE = ROOT / "src" / "fulcrum"
 
 # From the top down; a module may import from floors below its own, and from its own package.
 FLOORS = [
+    {"preloaded"},
     {"launch"},
     {"sweep"},
     {"explain", "preflight", "processes"},

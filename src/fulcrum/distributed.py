@@ -63,20 +63,21 @@ def agree(key: str, mine: str) -> str:
     return _store().compare_set(f"fulcrum/{key}", "", mine).decode()
 
 
-def report_error(error: str) -> None:
+def report_end(status: str, error: str) -> None:
     """Leaves word of the first failure for rank 0, which writes the summary."""
     if world().under_torchrun:
         with suppress(Exception):  # the store dies with its agent; the error itself is printed anyway
-            _store().compare_set(f"fulcrum/error/{world().restarts}", "", f"rank {world().rank}: {error}")
+            _store().compare_set(f"fulcrum/end/{world().restarts}", "", f"{status} rank {world().rank}: {error}")
 
 
-def reported_error() -> str | None:
-    """The first failure that any process of the run reported."""
+def reported_end() -> tuple[str, str] | None:
+    """(status, error) of the first failure that any process of the run reported."""
     if world().under_torchrun:
         with suppress(Exception):
-            key = f"fulcrum/error/{world().restarts}"
+            key = f"fulcrum/end/{world().restarts}"
             if _store().check([key]):
-                return _store().get(key).decode()
+                status, _, error = _store().get(key).decode().partition(" ")
+                return status, error
     return None
 
 

@@ -4,6 +4,7 @@ The story: `main` lets Hydra compose; `Callbacks` checks the result before Hydra
 this process, hands it to torchrun (parallelism=ddp), or runs the job of a sweep as the command a person would type.
 """
 
+import gc
 import os
 import secrets
 import signal
@@ -186,6 +187,7 @@ def start(composed: DictConfig) -> dict[str, Any]:
 
     from . import run
 
+    gc.freeze()  # what is loaded by now stays: collections need not walk through it
     seed = experiment.seed
     if seed is None:
         seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))

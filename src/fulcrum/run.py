@@ -17,7 +17,7 @@ from . import config
 from .config import Experiment
 from .data import Feed, Splits
 from .data.feed import fits
-from .distributed import World, main_process_first, process_group, report_error, reported_error, world
+from .distributed import World, main_process_first, process_group, report_end, reported_end, world
 from .logbook import Logbook, Summary
 from .logbook.card import card, describe, environment, hparams
 from .meters.memory import MemoryMeter, blocks_mib, limited, return_memory_at_once, tensor_mib
@@ -83,11 +83,11 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
         except (Exception, KeyboardInterrupt, Interrupted) as error:
             ignore_signals()  # a second one must not cut off the summary
             summary.status, summary.error = name_end(error)
-            peer_failed = reported_error()
-            if peer_failed and summary.status in ("failed", "interrupted"):
-                summary.status, summary.error = "failed", peer_failed  # the others only lost their connection
+            peers_end = reported_end()
+            if peers_end and summary.status in ("failed", "interrupted"):
+                summary.status, summary.error = peers_end  # this process only lost its connection
             elif summary.status not in ("refused", "interrupted"):
-                report_error(summary.error)
+                report_end(summary.status, summary.error)
                 if summary.status in ("failed", "oom"):
                     logbook.traceback(traceback.format_exc())
         logbook.close(stopwatch, clock.steady())
@@ -108,7 +108,7 @@ def train(
     summary = logbook.summary
     configure_torch(experiment, device, here)
     memory = MemoryMeter(device)
-    effective, per_device = experiment.batch_sizes(here.size)
+    effective, _ = experiment.batch_sizes(here.size)
     peak_lr = experiment.optimizer.scaled_lr(effective)
 
     torch.manual_seed(invocation.seed)  # the same first weights on every process
@@ -145,28 +145,12 @@ def train(
     )
     resume(experiment, folder, trainer, restarts=here.restarts)
 
-    summary.batch = {
-        "effective": effective,
-        "per_device": per_device,
-        "world_size": here.size,
-        "accumulation": experiment.accumulation.steps,
-    }
-    summary.learning_rate = {"base": experiment.optimizer.lr, "effective": peak_lr}
-    summary.precision = {
-        "requested": experiment.precision.name,
-        "in_force": experiment.precision.in_force(device),
-        "tf32": "on" if experiment.precision.in_force(device) == "tf32" else "off",
-    }
-    summary.device = describe(device)
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    summary.model = {"parameters": num_parameters, "trainable": sum(parameter.numel() for parameter in trainable)}
-    summary.environment = environment(device)
-    images = len(splits.train), len(splits.test)
+    record_setup(summary, experiment, network, device, here)
     lines = card(
         summary,
         lr_batch=experiment.optimizer.lr_batch,
         lr_scaling=experiment.optimizer.lr_scaling.name,
-        images=images,
+        images=(len(splits.train), len(splits.test)),
         steps_per_epoch=train_feed.num_steps,
         epochs=experiment.epochs,
     )
@@ -240,6 +224,31 @@ def build_feeds(
     padding = experiment.data.padding if experiment.data.augment else None
     train_feed = Feed(splits.train, padding=padding, drop_last=experiment.data.drop_last, **shared)
     return train_feed, Feed(splits.test, **shared)
+
+
+def record_setup(summary: Summary, experiment: Experiment, network: nn.Module, device: torch.device, here: World) -> None:
+    """What is known of a run before its first step: what was asked for and what is in force."""
+    effective, per_device = experiment.batch_sizes(here.size)
+    summary.batch = {
+        "effective": effective,
+        "per_device": per_device,
+        "world_size": here.size,
+        "accumulation": experiment.accumulation.steps,
+    }
+    summary.learning_rate = {"base": experiment.optimizer.lr, "effective": experiment.optimizer.scaled_lr(effective)}
+    in_force = experiment.precision.in_force(device)
+    summary.precision = {
+        "requested": experiment.precision.name,
+        "in_force": in_force,
+        "tf32": "on" if in_force == "tf32" else "off",
+    }
+    summary.device = describe(device)
+    parameters = list(network.parameters())
+    summary.model = {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+    }
+    summary.environment = environment(device)
 
 
 def record_progress(summary: Summary, progress: Progress) -> None:

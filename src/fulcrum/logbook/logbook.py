@@ -144,7 +144,7 @@ class Logbook:
         time["to_target_s"] = reached[0] if reached else None
         if self.events:
             whole_run: dict[str, Any] = {f"run/{name}": time[name] for name in ("step_ms", "images_per_s", "wall_s")}
-            whole_run["run/peak_mib"] = self.summary.memory["peak_mib"]
+            whole_run |= dict.fromkeys(("run/peak_mib", "memory/peak_mib"), self.summary.memory["peak_mib"])
             self.events.scalars(whole_run, self.summary.optimizer_steps)
             self.events.end_session(completed=self.summary.status == "completed")
             self.events.close()
