@@ -52,8 +52,9 @@ def measured(comparison: Comparison, lever: str, typed: str) -> list[str]:
         )
     row = next(row for row in done if row.run == comparison.baseline)
     lines += ["", f"    {typed}", ""]
+    machine = row.environment.get("cpu") or f"{row.environment['platform'].partition('-')[0]}, {row.environment['machine']}"
     lines.append(
-        f"{len(done)} jobs of the same seed, on {row.device}: {row.environment['platform']}, {threads(row)} CPU threads, "
+        f"{len(done)} jobs of {row.optimizer_steps} optimizer steps, on {row.device} ({machine}), CPU threads: {threads(row)}, "
         f"torch {row.environment['torch']}, {(row.started or '')[:10]}. {noise(comparison)}"
     )
     return lines

@@ -1,8 +1,12 @@
 """Shared by all tests: torch's global state is put back, Hydra's singleton is cleared."""
 
+import gc
+
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+
+gc.freeze()  # what is imported stays: the collections of the memory meter need not walk through it
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -219,28 +217,6 @@ def test_a_directory_with_a_run_is_not_taken_by_another_and_stays_as_it_was(tmp_
     assert done.returncode == 2
     assert "already holds a run; use resume=auto" in done.stderr
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-
-
-def test_a_sweep_runs_every_job_in_its_own_process_and_a_failure_is_a_record(tmp_path):
-    done = train_py("-m", *TINY, "accumulation=x2", "optimizer.lr=0.1,1e30", "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0-fp32-x2", "1-fp32-x2")] == ["completed", "diverged"]
-
-
-def test_ctrl_c_in_a_sweep_ends_its_job_with_a_summary_and_starts_no_further_one(tmp_path):
-    words = ["-m", *TINY, "epochs=100000", "seed=1,2", "hydra.sweep.dir=sweep"]
-    command = [sys.executable, str(ROOT / "train.py"), *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    started = time.monotonic()
-    while not (tmp_path / "sweep" / "0-fp32" / "checkpoints" / "last.pt").exists():
-        assert process.poll() is None
-        assert time.monotonic() - started < 60
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    assert summary(tmp_path / "sweep" / "0-fp32")["status"] == "interrupted"
-    assert not (tmp_path / "sweep" / "1-fp32").exists()
 
 
 def test_evaluate_reproduces_the_accuracy_of_a_run_from_its_files(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from fulcrum.refusal import Refusal
 from fulcrum.sweep import Comparison, compare, show, write
+from fulcrum.sweep.figures import memory as draw_memory
 from fulcrum.sweep.groups import frontier
 from fulcrum.sweep.noise import counts, measured, noise_of, student_t
 from helpers import ROOT
@@ -40,7 +41,7 @@ def make_run(folder: Path, *, status: str = "completed", seed: int = 0, override
         "device": numbers.get("device", "cpu"),
         "metrics": {"eval_accuracy": numbers["eval_accuracy"]},
         "time": {**times, "images_per_s": None if step_ms is None else 128_000 / step_ms},
-        "memory": {"peak_mib": numbers["peak_mib"], "method": "counted"},
+        "memory": {"peak_mib": numbers["peak_mib"], "method": "counted", **numbers.get("memory", {})},
         "environment": {}
         if numbers.get("device", "cpu") is None
         else {"torch": "2.14.1", "python": "3.11.7", "platform": "Linux", "threads": 1},
@@ -349,6 +350,46 @@ def written(tmp_path):
     comparison = compare([tmp_path], budget_gib=1)
     write(comparison, tmp_path)
     return tmp_path, comparison
+
+
+def with_blocks(folder: Path) -> Path:
+    """Two runs with their blocks: one predicted, one not."""
+    blocks = {"parameters_mib": 10.0, "gradients_mib": 10.0, "optimizer_mib": 20.0, "buffers_mib": 1.0, "data_mib": 5.0}
+    predicted = {**blocks, "activations_mib": 790.0, "buffers_mib": None}
+    told = {"predicted_peak_mib": 950.0, "predicted": predicted}
+    make_run(folder / "0-fp32", memory={**blocks, "activations_mib": 800.0, **told})
+    make_run(folder / "1-fp32-x4", accumulation="x4", peak_mib=300.0, memory={**blocks, "activations_mib": 200.0})
+    return folder
+
+
+def test_a_prediction_is_held_against_the_measured_peak(tmp_path):
+    with_blocks(tmp_path)
+    make_run(tmp_path / "2-bf16", precision="bf16", memory={"predicted_peak_mib": 1010.0})
+    make_run(tmp_path / "3-bf16-x4", precision="bf16", accumulation="x4", status="oom", memory={"predicted_peak_mib": 9.0})
+    comparison = compare([tmp_path])
+    assert [row.prediction_error for row in comparison.rows] == [pytest.approx(-0.05), None, pytest.approx(0.01), None]
+    assert said(comparison, "Predicted peak memory: off by 3.0 % (median of 2 runs), at worst by -5.0 % (0-fp32).")
+    assert not said(compare([tmp_path / "1-fp32-x4"]), "Predicted")
+
+
+def test_the_blocks_have_a_table_and_a_figure_that_says_where_the_peak_was(tmp_path):
+    comparison = compare([with_blocks(tmp_path)])
+    write(comparison, tmp_path)
+    markdown, page = ((tmp_path / f"comparison.{kind}").read_text() for kind in ("md", "html"))
+    assert "| fp32 | measured | 10.0 | 10.0 | 20.0 | 800.0 | 1.0 | 5.0 | 1000.0 |  |" in markdown
+    assert "|  | predicted | 10.0 | 10.0 | 20.0 | 790.0 | – | 5.0 | 950.0 | -5.0 % |" in markdown
+    assert "| fp32-x4 | measured | 10.0 | 10.0 | 20.0 | 200.0 | 1.0 | 5.0 | 300.0 |  |" in markdown
+    (figure,) = re.findall(r"<svg.*?</svg>", page[page.index("Memory block by block") :], flags=re.DOTALL)[:1]
+    for words in ("activations", "predicted peak", "1000  -5.0 %", "300", "fp32-x4"):
+        assert f">{words}<" in figure
+
+
+def test_with_many_combinations_the_bars_are_those_with_the_fewest_levers(tmp_path):
+    for number in range(30):
+        blocks = {"parameters_mib": 1.0, "activations_mib": 10.0}
+        make_run(tmp_path / f"{number}-fp32", overrides=(f"optimizer.lr={number}",), memory=blocks)
+    figure = draw_memory(compare([tmp_path]))
+    assert "the 24 of 30 combinations" in figure.caption
 
 
 def test_the_json_keeps_its_contract_and_holds_finite_numbers_or_null(written):

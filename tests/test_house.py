@@ -14,13 +14,15 @@ FLOORS = [
     {"launch"},
     {"sweep"},
     {"explain", "preflight", "processes"},
+    {"budget"},
+    {"estimate"},
     {"run"},
     {"restoring"},
     {"trainer"},
     {"config", "logbook"},
     {"levers"},
     {"models", "data", "optimizer", "schedule", "saving", "meters"},
-    {"distributed"},
+    {"distributed", "textbook"},
     {"refusal", "__init__"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

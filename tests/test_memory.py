@@ -8,6 +8,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fulcrum import config
+from fulcrum.logbook.card import memory_lines
+from fulcrum.logbook.summary import BLOCKS, Summary
 from fulcrum.meters.memory import MIB, MemoryMeter, held_bytes
 from fulcrum.refusal import Refusal
 from helpers import TINY, composed, run_here, run_on_ranks, summary, train_py, weights
@@ -71,6 +73,52 @@ def test_activations_are_what_autograd_saves():
     meter = measured_step(network, loss_of)
     activation_bytes = sum(size for storage, size in saved.items() if storage not in own)
     assert meter.activations_mib() == pytest.approx(activation_bytes / MIB, abs=16 / MIB)  # the loss and its gradient
+
+
+def test_the_second_step_holds_the_optimizer_state_that_the_first_one_makes(tmp_path):
+    measured = memory(["optimizer=adamw", "max_steps=2"], tmp_path)
+    assert measured["first_step_peak_mib"] < measured["steady_peak_mib"] <= measured["peak_mib"]
+    assert measured["steady_peak_mib"] - measured["first_step_peak_mib"] == pytest.approx(measured["optimizer_mib"], rel=0.01)
+
+
+def test_what_was_not_measured_is_absent(tmp_path):
+    measured = memory(["max_steps=1"], tmp_path)
+    assert measured["first_step_peak_mib"] is not None
+    assert measured["steady_peak_mib"] is measured["reserved_mib"] is measured["rank_peaks_mib"] is None
+
+
+def test_buffers_are_the_statistics_of_batchnorm(tmp_path):
+    network = composed(TINY)[0].model.build(10)
+    assert memory(["max_steps=1"], tmp_path)["buffers_mib"] == sum(b.nbytes for b in network.buffers()) / MIB
+    assert memory(["max_steps=1", "model.norm=none"], tmp_path / "without")["buffers_mib"] == 0
+
+
+def test_the_log_ends_with_the_blocks_and_with_the_error_of_a_prediction():
+    known = {"peak_mib": 80.0, "parameters_mib": 1.5, "activations_mib": 50.0, "optimizer_mib": 0.0}
+    measured = {**Summary().memory, **known}
+    assert memory_lines(Summary().memory) == []
+    assert memory_lines(measured) == [
+        "peak memory 80.0 MiB; its blocks: parameters 1.5, optimizer 0.0, activations 50.0",
+    ]
+    predicted = {"parameters_mib": 1.5, "activations_mib": 49.0, "optimizer_mib": 0.0}
+    lines = memory_lines({**measured, "predicted_peak_mib": 78.0, "predicted": predicted})
+    assert [line.split() for line in lines[1:]] == [
+        ["peak", "80.0", "78.0", "-2.5", "%"],
+        ["parameters", "1.5", "1.5", "+0.0", "%"],
+        ["optimizer", "0.0", "0.0", "-"],
+        ["activations", "50.0", "49.0", "-2.0", "%"],
+    ]
+
+
+def test_tensorboard_has_a_scalar_for_each_block(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    measured = memory(["max_steps=1"], tmp_path)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for block in BLOCKS:
+        (point,) = events.Scalars(f"memory/{block}")
+        assert point.value == pytest.approx(measured[block])
+    assert "memory/predicted_peak_mib" not in events.Tags()["scalars"]
 
 
 def live_storages() -> dict[int, int]:
@@ -147,6 +195,7 @@ def test_ranks_agree_on_the_largest_peak_with_the_buckets_of_ddp(tmp_path):
     single = memory(["batch.effective=12", "data.train_size=48"], tmp_path / "one")
     two = summary(tmp_path / "two")["memory"]
     assert single["peak_mib"] < two["peak_mib"] < single["peak_mib"] + 1.2 * single["gradients_mib"]
+    assert len(two["rank_peaks_mib"]) == 2 and max(two["rank_peaks_mib"]) == two["peak_mib"]
     again = summary(tmp_path / "again")["memory"]["peak_mib"]
     assert two["peak_mib"] == pytest.approx(again, rel=1e-4)  # what the threads of DDP hold at the peak: some bytes
 

@@ -168,8 +168,9 @@ def test_a_point_refused_in_meaning_can_be_a_row_and_one_mistyped_cannot(tmp_pat
 
 
 def test_seeds_are_outermost_and_repeats_tell_the_noise(tmp_path):
-    done = train_py("-m", *TINY, "precision=fp32,bf16", "seed=0,0", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    done = train_py("-m", *TINY, "precision=fp32,bf16", "seed=0,0", r"hydra.sweep.dir='it\'s a=b, c'", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    (tmp_path / "it's a=b, c").rename(tmp_path / "sweep")
     ran = [
         (row["choices"]["precision"], row["seed"])
         for row in sorted(comparison(tmp_path / "sweep")["rows"], key=lambda r: r["order"])

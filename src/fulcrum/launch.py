@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -27,6 +27,7 @@ from .logbook.summary import Summary
 from .preflight import as_typed, as_typed_for_hydra, check_folder, choices, num_processes, preflight, split
 from .processes import COMMAND, INTERRUPTED, NOT_COMPLETED, REFUSED, command_line, run_job, run_under_torchrun, start_server
 from .refusal import Refusal, parse_overrides
+from .sweep.rows import levers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -55,7 +56,7 @@ def register() -> None:
     """Makes the option classes known to Hydra, and the two words that directory names are made of."""
     config.register()
     OmegaConf.register_new_resolver("start", start_time, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("levers", levers_pulled, replace=True)
+    OmegaConf.register_new_resolver("levers", levers, replace=True)
 
 
 def explained(error: Exception, overrides: list[str]) -> str:
@@ -73,12 +74,6 @@ def refuse(sentence: str) -> NoReturn:
 def start_time() -> str:
     """<date>/<time to the microsecond>: the same for every process of a run, another for every start."""
     return distributed.agree("start", time.strftime("%Y-%m-%d/%H-%M-%S-") + f"{time.time_ns() // 1000 % 10**6:06d}")
-
-
-def levers_pulled(choices: Mapping[str, str]) -> str:
-    """The levers of a job for its directory name: fp32-x4-block."""
-    groups = ("precision", "parallelism", "accumulation", "checkpointing", "lora")
-    return "-".join(choices[group] for group in groups if choices[group] not in ("none", "single"))
 
 
 class Callbacks(Callback):
@@ -161,8 +156,7 @@ def end_sweep(folder: Path) -> bool:
     """Compares the jobs of a sweep that is over; says whether all of them completed."""
     from . import sweep
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # a second one must not cut off the comparison
+    distributed.ignore_signals()
     comparison = sweep.compare([folder])
     sweep.write(comparison, folder)
     sweep.show(comparison)

@@ -16,12 +16,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from .distributed import ignore_signals
 from .logbook.events import end_session_of
 from .logbook.summary import SUMMARY, Summary, set_aside
 
 REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
 COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
 LOG = "train.log"
+STOP_S = 20  # how long an interrupted job may take to write its end
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
@@ -52,7 +54,7 @@ def run_job(asked: Summary, words: list[str], folder: Path) -> dict[str, Any]:
     if finished := completed_record(folder, asked.overrides):
         return finished
     set_aside(folder)
-    words = [*words, f"hydra.run.dir={folder}", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+    words = [*words, *goes_to(folder), "hydra/job_logging=stdout"]
     environment = {**os.environ, COMMAND: asked.command}
     start_server()
     process = _context().Process(target=_become, args=(words, environment, folder / LOG))
@@ -61,15 +63,24 @@ def run_job(asked: Summary, words: list[str], folder: Path) -> dict[str, Any]:
     try:
         process.join()
     except KeyboardInterrupt:
+        ignore_signals()
         process.terminate()  # the job writes how far it came; no further one is started
-        record_end(folder, asked, ended(process), kills=kills, was_interrupted=True)
+        process.join(STOP_S)
+        process.kill()
+        process.join()
+        record_end(folder, asked, code_of(process), kills=kills, was_interrupted=True)
         raise
-    return record_end(folder, asked, ended(process), kills=kills, job_s=time.monotonic() - started)
+    return record_end(folder, asked, code_of(process), kills=kills, job_s=time.monotonic() - started)
 
 
-def ended(process: BaseProcess) -> int:
-    """The exit code of a process that has ended, waited for; below 0: the signal."""
-    process.join()
+def goes_to(folder: Path) -> list[str]:
+    """The overrides for a run into a directory that is there already; its name may hold anything."""
+    quoted = str(folder).replace("'", "\\'")
+    return [f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+
+
+def code_of(process: BaseProcess) -> int:
+    """Of a process that has ended; below 0: the signal."""
     assert process.exitcode is not None
     return process.exitcode
 
@@ -170,10 +181,9 @@ def run_under_torchrun(words: list[str], folder: Path, *, count: int, threads: i
 
     os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its tables bury the error of the rank
-    own = [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
     code, rank, kills = 0, None, num_kernel_kills()
     try:
-        run(parse_args(["--standalone", f"--nproc_per_node={count}", str(TRAIN), *words, *own]))
+        run(parse_args(["--standalone", f"--nproc_per_node={count}", str(TRAIN), *words, *goes_to(folder)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode

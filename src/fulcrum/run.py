@@ -17,7 +17,7 @@ from . import config
 from .config import Experiment
 from .data import Feed, Splits
 from .data.feed import fits
-from .distributed import World, main_process_first, process_group, report_end, reported_end, world
+from .distributed import World, ignore_signals, main_process_first, process_group, report_end, reported_end, world
 from .logbook import Logbook, Summary
 from .logbook.card import card, describe, environment, hparams
 from .meters.memory import MemoryMeter, blocks_mib, limited, return_memory_at_once, tensor_mib
@@ -185,12 +185,8 @@ def train(
         record_progress(summary, trainer.progress)
         summary.memory.update(blocks_mib(network, optimizer))
         resident = [images for images in (train_feed.images, test_feed.images) if images.labels_N.device == device]
-        summary.memory.update(
-            peak_mib=memory.peak_mib(),
-            activations_mib=memory.activations_mib(),
-            data_mib=tensor_mib(t for images in resident for t in (images.images_NCHW, images.labels_N)),
-            method=memory.method,
-        )
+        data_mib = tensor_mib(t for images in resident for t in (images.images_NCHW, images.labels_N))
+        summary.memory.update(memory.measured(), data_mib=data_mib)
 
 
 def build_model(experiment: Experiment, device: torch.device) -> tuple[nn.Module, nn.Module]:
@@ -301,8 +297,3 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def ignore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)

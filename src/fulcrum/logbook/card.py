@@ -1,13 +1,15 @@
 """What a run is, told once at its start: the facts for the summary, the lines of the card, the row of HParams."""
 
 import platform
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__
 from .events import without_seed
-from .summary import Summary
+from .summary import BLOCKS, Summary
 
 
 def card(
@@ -29,6 +31,27 @@ def card(
     ]
 
 
+def memory_lines(memory: dict[str, Any]) -> list[str]:
+    """Where the memory went, in MiB: the peak and its blocks, and beside each what was predicted, where it was."""
+    names = [name for name in ("peak_mib", *BLOCKS) if memory[name] is not None]
+    if not names:
+        return []
+    if memory["predicted_peak_mib"] is None:
+        blocks = ", ".join(f"{name.removesuffix('_mib')} {memory[name]:.1f}" for name in names if name != "peak_mib")
+        peak = "not measured" if memory["peak_mib"] is None else f"{memory['peak_mib']:.1f} MiB"
+        return [f"peak memory {peak}; its blocks: {blocks}"]
+    predicted = {"peak_mib": memory["predicted_peak_mib"], **(memory["predicted"] or {})}
+    lines = [f"{'memory, MiB':12} {'measured':>10} {'predicted':>10} {'error':>9}"]
+    for name in names:
+        measured, told = memory[name], predicted.get(name)
+        error = "-"
+        if told is not None and measured:
+            error = f"{round(100 * (told / measured - 1), 1) + 0.0:+.1f} %"  # adding 0.0 makes -0.0 positive
+        foretold = "-" if told is None else f"{told:.1f}"
+        lines.append(f"{name.removesuffix('_mib'):12} {measured:10.1f} {foretold:>10} {error:>9}")
+    return lines
+
+
 def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
@@ -40,9 +63,17 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "machine": platform.machine(),
+        "cpu": processor(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }
+
+
+def processor() -> str | None:
+    """The name of the CPU; None where the system does not tell."""
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", path.read_text(), flags=re.MULTILINE) if path.exists() else []
+    return names[0] if names else platform.processor() or None
 
 
 def hparams(summary: Summary) -> dict[str, Any]:

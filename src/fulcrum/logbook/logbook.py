@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..meters.time import Stopwatch, images_per_s, step_ms
+from .card import memory_lines
 from .events import Events, group_name
-from .summary import Summary
+from .summary import BLOCKS, Summary
 
 log = logging.getLogger("fulcrum")
 
@@ -144,11 +145,15 @@ class Logbook:
         time["to_target_s"] = reached[0] if reached else None
         if self.events:
             whole_run: dict[str, Any] = {f"run/{name}": time[name] for name in ("step_ms", "images_per_s", "wall_s")}
-            whole_run |= dict.fromkeys(("run/peak_mib", "memory/peak_mib"), self.summary.memory["peak_mib"])
+            memory = self.summary.memory
+            whole_run |= {f"memory/{name}": memory[name] for name in ("peak_mib", *BLOCKS, "predicted_peak_mib")}
+            whole_run["run/peak_mib"] = memory["peak_mib"]
             self.events.scalars(whole_run, self.summary.optimizer_steps)
             self.events.end_session(completed=self.summary.status == "completed")
             self.events.close()
         self.summary.write(self.folder)
+        for line in memory_lines(self.summary.memory):
+            self.say(line)
         accuracy = self.summary.metrics["eval_accuracy"]
         self.say(
             f"{self.summary.status} after {self.summary.optimizer_steps} steps in {seconds['wall']:.1f} s"

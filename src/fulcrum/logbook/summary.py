@@ -26,6 +26,12 @@ TIMES = (
     "job_s",
 )
 
+# peak: the most that was allocated at once, of all ranks the one with the most; first_step and steady: within the first
+# applied step and the second; reserved: with what the CUDA allocator kept for later; predicted: the blocks told before.
+BLOCKS = ("parameters_mib", "gradients_mib", "optimizer_mib", "activations_mib", "buffers_mib", "data_mib")
+PEAKS = ("peak_mib", "first_step_peak_mib", "steady_peak_mib", "reserved_mib", "rank_peaks_mib")
+MEMORY = (*PEAKS, *BLOCKS, "predicted_peak_mib", "predicted", "method")
+
 
 @dataclass(kw_only=True, slots=True)
 class Summary:
@@ -50,20 +56,7 @@ class Summary:
     target_accuracy: float | None = None
     evaluations: list[dict[str, float | int]] = field(default_factory=list)
     time: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(TIMES))
-    memory: dict[str, float | str | None] = field(
-        default_factory=lambda: dict.fromkeys(
-            (
-                "peak_mib",
-                "parameters_mib",
-                "gradients_mib",
-                "optimizer_mib",
-                "activations_mib",
-                "data_mib",
-                "predicted_peak_mib",
-                "method",
-            )
-        )
-    )
+    memory: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(MEMORY))
     model: dict[str, int] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     error: str | None = None

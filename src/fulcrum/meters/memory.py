@@ -34,11 +34,12 @@ def tensor_mib(tensors: Iterable[Tensor | None]) -> float:
 
 
 def blocks_mib(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The blocks that are there between steps: parameters, gradients as a step makes them, optimizer state."""
+    """The blocks that are there between steps: parameters, buffers, gradients as a step makes them, optimizer state."""
     parameters = list(model.parameters())
     states: list[Any] = [value for state in optimizer.state.values() for value in state.values()]
     return {
         "parameters_mib": tensor_mib(parameters),
+        "buffers_mib": tensor_mib(model.buffers()),
         "gradients_mib": tensor_mib(parameter for parameter in parameters if parameter.requires_grad),
         "optimizer_mib": tensor_mib(value for value in states if isinstance(value, Tensor)),
     }
@@ -71,18 +72,27 @@ def _tensors(holder: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 class MemoryMeter:
-    """The peak of one run on one device. On a CPU it listens between the calls below, which cost nothing afterwards."""
+    """The peak of one run on one device. On a CPU it listens between the calls below, which cost nothing afterwards.
+
+    The first applied step and the second have peaks of their own: autotuning and the first requests of libraries fall into
+    the first, optimizer state is there from the start in the second, and later ones repeat that.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.on_cuda = device.type == "cuda"
         self.peak_bytes: int | None = None
+        self.reserved_bytes: int | None = None
         self.activation_bytes: int | None = None
+        self.step_peak_bytes = 0  # of the step that is being listened to
+        self.step_peaks_bytes: list[int] = []  # of the first applied ones
+        self.rank_peaks_bytes: list[int] | None = None
         self.current_bytes = 0
         self.num_applied = 0
         self.has_evaluated = False
         self.listening = False
         self.can_listen = device.type == "cpu" and hasattr(torch.autograd, "_enable_profiler_legacy")
-        if device.type == "cuda":
+        if self.on_cuda:
             torch.cuda.reset_peak_memory_stats(device)
         if self.can_listen:
             gc.collect()  # what others left must not be released while the meter listens
@@ -106,10 +116,15 @@ class MemoryMeter:
     def start_step(self) -> None:
         if self.listening:
             self._add(_recorded())
+            self.step_peak_bytes = self.current_bytes
             _record()
+        elif self.on_cuda and self.num_applied < NUM_STEPS:
+            self._keep_cuda_peaks()
 
     def end_step(self, applied: bool) -> None:
         """Counts the step, and what its first and largest forward pass left alive when the backward pass began."""
+        if self.on_cuda and self.num_applied < NUM_STEPS:
+            self._count_step(applied, torch.cuda.max_memory_allocated(self.device))
         if not self.listening:
             return
         records = _recorded()
@@ -119,10 +134,20 @@ class MemoryMeter:
         self._add(records[:backward])
         self.activation_bytes = max(self.activation_bytes or 0, self.current_bytes - before_bytes)
         self._add(records[backward:])
-        self.num_applied += applied
+        self._count_step(applied, self.step_peak_bytes)
         self.listening = self.num_applied < NUM_STEPS
         if self.listening:
             _record()
+
+    def _count_step(self, applied: bool, peak_bytes: int) -> None:
+        if applied:
+            self.num_applied += 1
+            self.step_peaks_bytes.append(peak_bytes)
+
+    def _keep_cuda_peaks(self) -> None:
+        """Lets the allocator begin new peaks. It counts on the host when memory is asked for: nothing waits for the device."""
+        self.peak_bytes, self.reserved_bytes = self._own_peak_bytes(), self._own_reserved_bytes()
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def stop(self) -> None:
         """At the end of an epoch and of the run, whatever it is."""
@@ -151,35 +176,59 @@ class MemoryMeter:
         for record in records:
             if record.kind() == "memory_alloc":
                 self.current_bytes += record.cpu_memory_usage()
+                self.step_peak_bytes = max(self.step_peak_bytes, self.current_bytes)
                 self.peak_bytes = max(self.peak_bytes or 0, self.current_bytes)
 
     def agree(self) -> None:
-        """Makes the largest peak of all processes that of each; all of them must call it."""
+        """Gathers the peaks of all processes and makes the largest that of each; all of them must call it."""
         peak_bytes = self._own_peak_bytes()
         if dist.is_initialized() and peak_bytes is not None:
-            largest = torch.tensor(peak_bytes, device=self.device)
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-            self.peak_bytes = int(largest)
+            mine = torch.tensor([peak_bytes], device=self.device)
+            everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyones, mine)
+            self.rank_peaks_bytes = [int(each) for each in everyones]
+            self.peak_bytes = max(self.rank_peaks_bytes)
 
     def _own_peak_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self.peak_bytes
+        if not self.on_cuda:
+            return self.peak_bytes
+        return max(self.peak_bytes or 0, torch.cuda.max_memory_allocated(self.device))
+
+    def _own_reserved_bytes(self) -> int | None:
+        return max(self.reserved_bytes or 0, torch.cuda.max_memory_reserved(self.device)) if self.on_cuda else None
 
     def peak_mib(self) -> float | None:
         """None as long as the meter listens."""
-        peak_bytes = self._own_peak_bytes() if self.peak_bytes is None else self.peak_bytes
-        return None if self.listening or peak_bytes is None else peak_bytes / MIB
+        return None if self.listening else _mib(self._own_peak_bytes())
 
     def activations_mib(self) -> float | None:
         """What the forward pass of one micro-batch leaves alive for its backward pass, its input included."""
-        return None if self.activation_bytes is None else self.activation_bytes / MIB
+        return _mib(self.activation_bytes)
+
+    def measured(self) -> dict[str, Any]:
+        """What the meter adds to the memory of a summary."""
+        first, steady = [*self.step_peaks_bytes, None, None][:2]
+        return {
+            "peak_mib": self.peak_mib(),
+            "first_step_peak_mib": _mib(first),
+            "steady_peak_mib": _mib(steady),
+            "reserved_mib": _mib(self._own_reserved_bytes()),
+            "rank_peaks_mib": self.rank_peaks_bytes and [each / MIB for each in self.rank_peaks_bytes],
+            "activations_mib": self.activations_mib(),
+            "method": self.method,
+        }
 
     @property
     def method(self) -> str:
-        if self.device.type == "cuda":
+        if self.on_cuda:
             return "CUDA allocator, peak allocated"
         if not self.can_listen:
             return "sizes of tensors; this torch reports no allocations on cpu"
         return "CPU allocator events of the first steps and evaluation batches, plus what was there before"
+
+
+def _mib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / MIB
 
 
 def _record() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .groups import Effect, Group
 from .rows import OFF, Row
-from .verdict import WORDS
+from .verdict import WORDS, error, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ class Figure:
 
 def draw(comparison: "Comparison") -> list[Figure]:
     """The figures there are data for."""
-    made = (frontier(comparison), effects(comparison), curves(comparison))
+    made = (frontier(comparison), memory(comparison), effects(comparison), curves(comparison))
     return [figure for figure in made if figure is not None]
 
 
@@ -110,9 +110,13 @@ class Style:
                 color = self.color(group) if lever == self.lever else INK
                 handles.append(Line2D([], [], color=color, label=f"{lever} {group.choices.get(lever, OFF[lever])}", **look))
         if handles:
-            look = {"frameon": False, "labelcolor": INK, "fontsize": SIZE, "ncols": min(4, len(handles))}
-            look |= {"columnspacing": 1.1, "handletextpad": 0.4, "handlelength": 1.5}
-            canvas.legend(handles=handles, loc="outside upper left", **look)
+            legend_above(canvas, handles)
+
+
+def legend_above(canvas: "Canvas", handles: list[Any]) -> None:
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": SIZE, "ncols": min(4, len(handles))}
+    look |= {"columnspacing": 1.1, "handletextpad": 0.4, "handlelength": 1.5}
+    canvas.legend(handles=handles, loc="outside upper left", **look)
 
 
 def option_number(lever: str, option: str) -> int:
@@ -221,6 +225,64 @@ OFFSETS = [
         (-7, -7, "right", "top"),
     )
 ]
+
+
+# -- the blocks of memory
+
+
+# In the order in which they lie on each other: what is there between steps, then what a step brings.
+BLOCK_COLORS = {
+    "data_mib": INK,  # no lever reaches it
+    "parameters_mib": PALETTE[0],
+    "buffers_mib": PALETTE[4],
+    "optimizer_mib": PALETTE[2],
+    "gradients_mib": PALETTE[1],
+    "activations_mib": PALETTE[3],
+}
+MOST_BARS = 24
+
+
+def memory(comparison: "Comparison") -> Figure | None:
+    """A bar of blocks for each combination, with marks where the peak was and where it was predicted."""
+    known = [each for each in comparison.groups if any(each.mean(block) for block in BLOCK_COLORS)]
+    if not known:
+        return None
+    shown = sorted(sorted(known, key=Group.num_pulled)[:MOST_BARS], key=known.index)
+    blocks = [block for block in BLOCK_COLORS if any(each.mean(block) for each in shown)]
+    canvas, (axes,) = blank(6.2, 1.3 + 0.3 * len(shown))
+    ends = [0.0] * len(shown)
+    for block in blocks:
+        sizes = [each.mean(block) or 0.0 for each in shown]
+        look: dict[str, Any] = {"color": BLOCK_COLORS[block], "alpha": 0.3 if block == "data_mib" else 0.85}
+        axes.barh(range(len(shown)), sizes, left=ends, height=0.56, lw=0, label=block.removesuffix("_mib"), **look)
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    marks: dict[str, dict[str, Any]] = {
+        "peak_mib": {"marker": "|", "ms": 16, "mew": 2, "label": "peak"},
+        "predicted_peak_mib": {"marker": "o", "ms": 8, "mew": 1.2, "mfc": "none", "label": "predicted peak"},
+    }
+    for quantity, look in marks.items():
+        peaks = [(value, row) for row, each in enumerate(shown) if (value := each.mean(quantity)) is not None]
+        if peaks:
+            axes.plot(*zip(*peaks, strict=True), color=INK, ls="none", **look)
+    for row, each in enumerate(shown):
+        text = "" if (peak := each.mean("peak_mib")) is None else short(peak)
+        text += "" if (off_by := each.mean("prediction_error")) is None else f"  {error(off_by)}"
+        ends[row] = max(ends[row], *(each.mean(quantity) or 0.0 for quantity in marks))
+        axes.annotate(text, (ends[row], row), (9, 0), textcoords="offset points", va="center", fontsize=SIZE, color=INK)
+    axes.set_xlim(0, 1.32 * max(ends))
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks(range(len(shown)), [each.label for each in shown])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("memory, MiB")
+    legend_above(canvas, axes.get_legend_handles_labels()[0])
+    caption = "Memory block by block, with the measured peak in MiB. The blocks are not all there at the same moment, while "
+    caption += "kernels, and recomputation under checkpointing, take more: the peak may lie on either side of where they end."
+    if any(each.mean("prediction_error") is not None for each in shown):
+        caption += " In percent: the error of the predicted peak."
+    if len(shown) < len(known):
+        caption += f" Shown: the {len(shown)} of {len(known)} combinations with the fewest levers pulled."
+    return Figure("memory", caption, canvas)
 
 
 # -- what each lever does

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from .noise import Measured, Noise, counts, floor_of, measured
-from .rows import OFF, RATIOS, Row, levers, natural
+from .rows import BLOCKS, OFF, RATIOS, Row, levers, natural
 
 BEYOND_TRAINING = ("startup_s", "setup_s", "eval_s", "save_s", "other_s")
-AVERAGED = (*RATIOS, *BEYOND_TRAINING, "eval_accuracy", "best_eval_accuracy", "time_to_target_s")
+PREDICTION = ("predicted_peak_mib", "prediction_error")
+AVERAGED = (*RATIOS, *BEYOND_TRAINING, *BLOCKS, *PREDICTION, "eval_accuracy", "best_eval_accuracy", "time_to_target_s")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,6 +82,8 @@ def identity(choices: dict[str, str], words: list[str]) -> tuple[object, ...]:
 
 def _group(name: str, members: list[Row]) -> Group:
     done = [row for row in members if row.completed]
+    means = {quantity: measured(getattr(row, quantity) for row in done) for quantity in AVERAGED}
+    means |= {f"predicted_{block}": measured(row.predicted.get(block) for row in done) for block in BLOCKS}
     return Group(
         label=name,
         choices=members[0].choices,
@@ -88,7 +91,7 @@ def _group(name: str, members: list[Row]) -> Group:
         runs=sorted((row.run for row in members), key=natural),
         statuses=dict(Counter(row.status for row in members)),
         effective_batch=done[0].batch.get("effective") if done else None,
-        measured={quantity: measured(getattr(row, quantity) for row in done) for quantity in AVERAGED},
+        measured=means,
     )
 
 

@@ -25,6 +25,8 @@ def page(comparison: "Comparison", figures: list["Figure"]) -> str:
     parts += [f"<p class=quiet>{escape(sentence)}</p>" for sentence in absent(comparison, figures)]
     legend = f"<p class=quiet>{escape(table.legend(comparison))}</p>"
     parts.append(section("Combinations", grid(table.COMBINATIONS, table.combinations(comparison)) + legend))
+    if memory := table.memory(comparison):
+        parts.append(section("Memory, MiB", grid(table.MEMORY, memory)))
     if failed := table.failures(comparison):
         parts.append(section("Not completed", grid(("run", "status", "error"), failed, text_columns=3)))
     parts.append(section("Every run", grid(table.RUNS, table.runs(comparison))))
@@ -69,6 +71,7 @@ def absent(comparison: "Comparison", figures: list["Figure"]) -> list[str]:
     names = {figure.name for figure in figures}
     reasons = {
         "frontier": "No figure of time against memory: fewer than two combinations have both measured.",
+        "memory": "No figure of the blocks of memory: no completed run recorded them.",
         "effects": "No figure of the levers: no two combinations differ in one lever alone.",
         "curves": "No learning curves: these runs recorded no evaluations over time.",
     }

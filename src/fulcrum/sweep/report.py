@@ -18,7 +18,7 @@ from typing import Any
 
 from . import table
 from .comparison import Comparison
-from .rows import OFF, RATIOS, Row
+from .rows import BLOCKS, OFF, RATIOS, Row
 
 NAME = "comparison"
 PLAIN_WIDTH = 100
@@ -73,23 +73,29 @@ def replace(path: Path, text: str) -> None:
 def to_csv(comparison: Comparison) -> str:
     """A line for each run; ratios as ratio_<quantity>, an option a column, what was not measured empty."""
     groups = list(dict.fromkeys([*OFF, *(group for row in comparison.rows for group in row.choices)]))
-    plain = [key for key in Row.__dataclass_fields__ if key not in ("choices", "batch", "environment", "evaluations", "ratio")]
+    nested = ("choices", "batch", "environment", "predicted", "evaluations", "ratio")
+    plain = [key for key in Row.__dataclass_fields__ if key not in nested]
     batch = list(dict.fromkeys(key for row in comparison.rows for key in row.batch))
+    predicted = [f"predicted_{block}" for block in BLOCKS]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*plain, *groups, *(f"batch_{key}" for key in batch), *(f"ratio_{quantity}" for quantity in RATIOS)])
+    ratios = [f"ratio_{quantity}" for quantity in RATIOS]
+    writer.writerow([*plain, *groups, *(f"batch_{key}" for key in batch), *predicted, *ratios])
     for row in comparison.rows:
         values = {**{key: getattr(row, key) for key in plain}, "overrides": " ".join(row.overrides)}
         chosen = [row.choices.get(group) for group in groups]
         sizes = [row.batch.get(key) for key in batch]
-        writer.writerow([*values.values(), *chosen, *sizes, *(row.ratio[quantity] for quantity in RATIOS)])
+        told = [row.predicted.get(block) for block in BLOCKS]
+        writer.writerow([*values.values(), *chosen, *sizes, *told, *(row.ratio[quantity] for quantity in RATIOS)])
     return out.getvalue()
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The verdict, the combinations, every run, what failed, how it was measured."""
+    """The verdict, the combinations, their memory, every run, what failed, how it was measured."""
     parts = ["# What the levers cost", verdict_in_markdown(comparison)]
     parts += ["## Combinations", combinations_in_markdown(comparison)]
+    if memory := table.memory(comparison):
+        parts += ["## Memory, MiB", grid(table.MEMORY, memory, text_columns=2)]
     parts += ["## Every run", grid(table.RUNS, table.runs(comparison), text_columns=2)]
     if failed := table.failures(comparison):
         parts += ["## Not completed", grid(("run", "status", "error"), failed, text_columns=3)]

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,10 +22,12 @@ RATIOS = ("wall_s", "train_s", "step_ms", "image_ms", "images_per_s", "peak_mib"
 NOT_RUNS = {"earlier", ".hydra", "checkpoints", "comparison"}  # earlier: attempts that a later one replaced
 
 
+BLOCKS = ("parameters_mib", "gradients_mib", "optimizer_mib", "activations_mib", "buffers_mib", "data_mib")
+
 # What is copied from the sections time, memory and metrics of a summary under the same name.
 MEASURED = {
     *("startup_s", "wall_s", "setup_s", "train_s", "eval_s", "save_s", "job_s", "step_ms", "images_per_s"),
-    *("peak_mib", "parameters_mib", "gradients_mib", "optimizer_mib", "activations_mib", "data_mib", "predicted_peak_mib"),
+    *("peak_mib", *BLOCKS, "predicted_peak_mib"),
     *("eval_accuracy", "best_eval_accuracy"),
 }
 
@@ -64,8 +66,11 @@ class Row:
     gradients_mib: float | None = None
     optimizer_mib: float | None = None
     activations_mib: float | None = None
+    buffers_mib: float | None = None
     data_mib: float | None = None
     predicted_peak_mib: float | None = None
+    predicted: dict[str, float | None] = field(default_factory=dict)  # the same blocks as told before training
+    prediction_error: float | None = None  # predicted / measured peak - 1, of a completed run
     memory_method: str | None = None
     eval_accuracy: float | None = None
     best_eval_accuracy: float | None = None
@@ -103,7 +108,7 @@ class Row:
         return [*self.asked(), *self.machine()]
 
 
-def levers(choices: dict[str, str]) -> str:
+def levers(choices: Mapping[str, str]) -> str:
     """The levers pulled, as in the name of a job's directory: fp32-x4-block."""
     return "-".join(choices[lever] for lever in OFF if choices.get(lever, "none") not in ("none", "single"))
 
@@ -161,6 +166,7 @@ def read_row(folder: Path, name: str, *, target_accuracy: float | None) -> Row:
         precision_in_force=text(section(record, "precision").get("in_force")),
         device=text(record.get("device")),
         environment=section(record, "environment"),
+        predicted=numbers(section(memory, "predicted")),
         memory_method=text(memory.get("method")),
         target_accuracy=target,
         evaluations=evaluations,
@@ -174,6 +180,8 @@ def read_row(folder: Path, name: str, *, target_accuracy: float | None) -> Row:
         row.image_ms = row.step_ms / batch["effective"]
     if row.job_s is not None and row.startup_s is not None and row.wall_s is not None:
         row.other_s = row.job_s - row.startup_s - row.wall_s
+    if row.completed and row.peak_mib and row.predicted_peak_mib is not None:
+        row.prediction_error = row.predicted_peak_mib / row.peak_mib - 1
     row.time_to_target_s = time_to_target(evaluations, target)
     if not row.choices:
         row.choices, row.overrides = from_hydra(folder)

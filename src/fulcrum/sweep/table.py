@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING
 
 from .groups import Group
 from .noise import Noise
-from .rows import Row
-from .verdict import decimals, percent, short
+from .rows import BLOCKS, Row
+from .verdict import decimals, error, percent, short
 
 if TYPE_CHECKING:
     from .comparison import Comparison
 
 COMBINATIONS = ("levers", "status", "step ms", "×", "images/s", "peak MiB", "×", "accuracy", "wall s")
 RUNS = ("run", "status", "seed", "step ms", "×", "images/s", "peak MiB", "×", "accuracy", "train s", "wall s", "×")
+MEMORY = ("levers", "", *(name.removesuffix("_mib") for name in BLOCKS), "peak", "error")
 MISSING = "–"
 
 
@@ -61,6 +62,18 @@ def _ratio(group: Group, quantity: str, comparison: "Comparison") -> str:
         return MISSING
     is_noise = comparison.noise[quantity] and not group.differs[quantity] and group is not comparison.reference()
     return f"{'≈ ' if is_noise else ''}{value:.2f}"
+
+
+def memory(comparison: "Comparison") -> list[list[str]]:
+    """The blocks and the peak of each combination in MiB, and below them what was predicted, where it was."""
+    lines = []
+    for each in comparison.groups:
+        if any(each.mean(block) is not None for block in BLOCKS):
+            lines.append([each.label, "measured", *(cell(each.mean(key), ".1f") for key in (*BLOCKS, "peak_mib")), ""])
+            if (off_by := each.mean("prediction_error")) is not None:
+                predicted = [cell(each.mean(f"predicted_{key}"), ".1f") for key in (*BLOCKS, "peak_mib")]
+                lines.append(["", "predicted", *predicted, error(off_by)])
+    return lines
 
 
 def runs(comparison: "Comparison") -> list[list[str]]:

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from .groups import BEYOND_TRAINING, Effect, Group, ratio
@@ -50,7 +50,8 @@ def verdict(comparison: "Comparison") -> list[str]:
     sentences += on_frontier(comparison)
     sentences += [lever(comparison, effect) for effect in comparison.effects]
     sentences += without_partner(comparison)
-    return [*sentences, *failures(comparison.rows), *beyond_training(done), *noise(comparison)]
+    sentences += [*failures(comparison.rows), *beyond_training(done), *prediction(done)]
+    return [*sentences, *noise(comparison)]
 
 
 # -- the best combinations
@@ -284,6 +285,19 @@ def beyond_training(done: Sequence[Row]) -> list[str]:
     return [f"Beyond training: a job took {total:.1f} s on average besides {training:.1f} s of training, {listed}{unknown}."]
 
 
+def prediction(done: Sequence[Row]) -> list[str]:
+    """How far the peak told before training was from the measured one."""
+    errors = {row.run: row.prediction_error for row in done if row.prediction_error is not None}
+    if not errors:
+        return []
+    worst = max(errors, key=lambda run: abs(errors[run]))
+    middle = 100 * median(map(abs, errors.values()))
+    return [
+        f"Predicted peak memory: off by {middle:.1f} % (median of {counted(len(errors), 'run')}), "
+        f"at worst by {error(errors[worst])} ({worst})."
+    ]
+
+
 def noise(comparison: "Comparison") -> list[str]:
     shown = [quantity for quantity in RATIOS if quantity != "image_ms" or comparison.time_quantity == "image_ms"]
     floors = [f"{100 * each.floor:.1f} % in {WORDS[key]}" for key in shown if (each := comparison.noise[key]) is not None]
@@ -319,6 +333,10 @@ def amount(quantity: str, value: float | None) -> str:
 
 def percent(fraction: float | None) -> str:
     return "not measured" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def error(fraction: float) -> str:
+    return f"{round(100 * fraction, 1) + 0.0:+.1f} %"  # adding 0.0 makes -0.0 positive
 
 
 def short(value: float) -> str:
