@@ -14,7 +14,7 @@ FLOORS = [
     {"launch"},
     {"sweep"},
     {"explain", "preflight", "processes"},
-    {"budget"},
+    {"budget", "prediction"},
     {"estimate"},
     {"run"},
     {"restoring"},

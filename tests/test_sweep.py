@@ -147,6 +147,18 @@ def test_torchrun_with_m_is_one_sweep_whose_ddp_jobs_have_its_number_of_processe
     assert done.stdout.count("sweep of 2 jobs") == 1
 
 
+def test_the_plan_tells_the_memory_of_each_job_and_which_cannot_fit(tmp_path):
+    done = train_py(
+        "-m", *TINY, "accumulation=none,x4", "max_steps=2", "memory_limit_mib=1.8", "hydra.sweep.dir=sweep", cwd=tmp_path
+    )
+    plan = done.stdout.splitlines()[2:4]
+    assert plan[0].endswith("MiB: does not fit 1.8 MiB"), plan
+    assert "does not fit" not in plan[1]
+    rows = comparison(tmp_path / "sweep")["rows"]
+    assert f"{rows[0]['predicted_peak_mib']:.4g} MiB" in plan[0]
+    assert rows[0]["predicted_peak_mib"] > 1.8 > rows[1]["predicted_peak_mib"]
+
+
 def test_forty_illegal_points_of_a_hundred_are_all_named_before_anything_starts(tmp_path):
     steps, seeds = ",".join(map(str, range(1, 11))), ",".join(map(str, range(10)))
     done = train_py("-m", *TINY, f"accumulation.steps={steps}", f"seed={seeds}", cwd=tmp_path)

@@ -57,6 +57,11 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def total_memory_mib() -> float:
+    """Of the first visible GPU."""
+    return torch.cuda.get_device_properties(0).total_memory / 2**20
+
+
 def agree(key: str, mine: str) -> str:
     """The value under `key` of whichever process came first, whenever the others start; also after a restart."""
     if not world().under_torchrun:

@@ -5,6 +5,7 @@ this process, hands it to torchrun (parallelism=ddp), or runs the job of a sweep
 """
 
 import gc
+import json
 import os
 import secrets
 import signal
@@ -25,7 +26,18 @@ from omegaconf.errors import OmegaConfBaseException
 from . import config, distributed
 from .logbook.summary import Summary
 from .preflight import as_typed, as_typed_for_hydra, check_folder, choices, num_processes, preflight, split
-from .processes import COMMAND, INTERRUPTED, NOT_COMPLETED, REFUSED, command_line, run_job, run_under_torchrun, start_server
+from .prediction import predict
+from .processes import (
+    COMMAND,
+    INTERRUPTED,
+    NOT_COMPLETED,
+    PREDICTED,
+    REFUSED,
+    command_line,
+    run_job,
+    run_under_torchrun,
+    start_server,
+)
 from .refusal import Refusal, parse_overrides
 from .sweep.rows import levers
 
@@ -81,6 +93,7 @@ class Callbacks(Callback):
     exception of a callback into a warning."""
 
     sweep_folder: ClassVar[Path | None] = None  # of the sweep that this process leads
+    predicted: ClassVar[dict[tuple[str, ...], dict[str, Any]]] = {}  # the memory of its jobs, by their overrides
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Reached in the workers of joblib and submitit, which compose the configuration of their job."""
@@ -148,7 +161,9 @@ def start_sweep(master: DictConfig) -> None:
         all_points = points.points_of(master, CONF)
         skip = parse_overrides(as_typed(master.hydra)).get("skip_refused", "false")
         points.check(all_points, skip_refused=skip.lower() == "true")
+        all_points = points.with_predictions(all_points)
         print("\n".join(points.plan(all_points, folder)), flush=True)
+        Callbacks.predicted = {tuple(point.overrides): point.predicted for point in all_points if point.predicted}
     Callbacks.sweep_folder = folder
 
 
@@ -186,9 +201,22 @@ def start(composed: DictConfig) -> dict[str, Any]:
     if seed is None:
         seed = int(distributed.agree("seed", str(secrets.randbelow(2**31))))
     warnings = config.check(experiment, num_processes=num_processes(experiment), typed=parse_overrides(overrides))
-    invocation = run.Invocation(choices(hydra), overrides, os.environ[COMMAND], seed, warnings)
+    predicted, doubts = predicted_memory(experiment)
+    invocation = run.Invocation(choices(hydra), overrides, os.environ[COMMAND], seed, warnings + doubts, predicted)
     summary = run.run(experiment, folder, invocation)
     sys.exit(exit_code(summary.status, summary.error))
+
+
+def predicted_memory(experiment: config.Experiment) -> tuple[dict[str, Any], list[str]]:
+    """(the predicted keys of the summary's memory, warnings): as the plan of the sweep had them, or traced here."""
+    if not distributed.world().is_main:
+        return {}, []
+    if PREDICTED in os.environ:
+        return json.loads(os.environ[PREDICTED]), []
+    try:
+        return predict(experiment, num_processes=num_processes(experiment)), []
+    except Exception as error:  # a network that cannot be traced trains all the same
+        return {}, [f"memory was not predicted ({' '.join(str(error).split())[:200]})"]
 
 
 def job(composed: DictConfig, hydra: DictConfig, folder: Path) -> dict[str, Any]:
@@ -204,7 +232,7 @@ def job(composed: DictConfig, hydra: DictConfig, folder: Path) -> dict[str, Any]
         asked.write(folder)
         record = asked.to_dict()
     else:
-        record = run_job(asked, words, folder)
+        record = run_job(asked, words, folder, predicted=Callbacks.predicted.get(tuple(overrides)))
     print(job_line(folder.name, record), flush=True)
     return record
 

@@ -4,6 +4,7 @@
 summary.json says so: written by the run itself, or, where it could not, here.
 """
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -22,6 +23,7 @@ from .logbook.summary import SUMMARY, Summary, set_aside
 
 REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
 COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
+PREDICTED = "FULCRUM_PREDICTED"  # the memory that the plan of a sweep predicted for this job, as JSON
 LOG = "train.log"
 STOP_S = 20  # how long an interrupted job may take to write its end
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
@@ -45,17 +47,17 @@ def _context() -> ForkServerContext | SpawnContext:
     return context
 
 
-def run_job(asked: Summary, words: list[str], folder: Path) -> dict[str, Any]:
+def run_job(asked: Summary, words: list[str], folder: Path, *, predicted: dict[str, Any] | None) -> dict[str, Any]:
     """The record of one job of a sweep, `train.py words…` in a fresh process; what it prints goes to its own train.log.
 
-    asked: what its summary says where it cannot write one itself. A job that is already there, complete, is not run
+    asked: what its summary says where it cannot write one itself. predicted: its memory, where it was predicted. A job that is already there, complete, is not run
     again; another attempt that is there is set aside.
     """
     if finished := completed_record(folder, asked.overrides):
         return finished
     set_aside(folder)
     words = [*words, *goes_to(folder), "hydra/job_logging=stdout"]
-    environment = {**os.environ, COMMAND: asked.command}
+    environment = {**os.environ, COMMAND: asked.command, **({PREDICTED: json.dumps(predicted)} if predicted else {})}
     start_server()
     process = _context().Process(target=_become, args=(words, environment, folder / LOG))
     kills, started = num_kernel_kills(), time.monotonic()

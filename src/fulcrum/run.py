@@ -5,7 +5,7 @@ import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Invocation:
     command: str
     seed: int
     warnings: list[str]
+    predicted: dict[str, Any] = field(default_factory=dict)  # keys of the summary's memory
 
 
 # What allocators other than torch's own say: the CPU's, CUDA's, cuBLAS's and cuDNN's, C++'s and oneDNN's.
@@ -66,6 +67,7 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
         target_accuracy=experiment.target_accuracy,
     )
     summary.time["startup_s"] = process_age_s()
+    summary.memory.update(invocation.predicted)
     logbook = Logbook(folder, summary, is_main=here.is_main)
     if here.is_main:
         try:

@@ -27,8 +27,16 @@ def card(
         f"scaled {lr_scaling} to {batch['effective']}",
         f"images           {images[0]} to train on, {images[1]} to test on",
         f"steps            {steps_per_epoch} an epoch, {epochs} epochs",
+        *predicted_line(summary.memory),
         f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}",
     ]
+
+
+def predicted_line(memory: dict[str, Any]) -> list[str]:
+    if memory["predicted_peak_mib"] is None:
+        return []
+    blocks = ", ".join(f"{name.removesuffix('_mib')} {mib:.1f}" for name, mib in (memory["predicted"] or {}).items())
+    return [f"memory           predicted peak {memory['predicted_peak_mib']:.1f} MiB a process ({blocks})"]
 
 
 def memory_lines(memory: dict[str, Any]) -> list[str]:

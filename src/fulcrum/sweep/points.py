@@ -1,7 +1,7 @@
 """The points of a sweep, all of them composed and checked before the first one starts."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from ..config import Experiment
+from ..distributed import total_memory_mib
 from ..explain import explain
 from ..logbook.summary import SUMMARY, Summary
+from ..prediction import Predictions
 from ..preflight import num_processes, preflight, split
 from ..refusal import Refusal
 
+MOST_PREDICTED = 40  # configurations, 0.3 s each or more; the jobs of a larger sweep trace theirs themselves
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -26,9 +30,11 @@ class Point:
     number: int
     overrides: list[str]
     folder: Path | None = None
-    batch: str = ""  # effective = per device x processes x accumulated
+    experiment: Experiment | None = None
+    processes: int = 1
     refusal: str | None = None
     mistyped: bool = False
+    predicted: dict[str, Any] | None = None  # the keys of its summary's memory, where it was predicted
     status: str | None = None  # of the same job in an earlier attempt at this sweep
 
 
@@ -94,13 +100,12 @@ def _point(compose: Composer, number: int, overrides: list[str], conf: Path) -> 
         return Point(number=number, overrides=overrides, folder=folder, refusal=str(refusal))
     except (OmegaConfBaseException, AttributeError) as error:
         return Point(number=number, overrides=overrides, refusal=explain(error, overrides, conf), mistyped=True)
-    processes = num_processes(experiment)
-    effective, per_device = experiment.batch_sizes(processes)
     return Point(
         number=number,
         overrides=overrides,
         folder=folder,
-        batch=f"{effective} = {per_device} x {processes} x {experiment.accumulation.steps}",
+        experiment=experiment,
+        processes=num_processes(experiment),
         status=_earlier_status(folder, overrides),
     )
 
@@ -135,6 +140,15 @@ def check(points: list[Point], *, skip_refused: bool) -> None:
     )
 
 
+def with_predictions(points: list[Point]) -> list[Point]:
+    """The points with the memory that each will need, traced once for every configuration but for the seed."""
+    predict = Predictions(most=MOST_PREDICTED)
+    return [
+        replace(point, predicted=predict(point.experiment, num_processes=point.processes)) if point.experiment else point
+        for point in points
+    ]
+
+
 def plan(points: list[Point], sweep_folder: Path) -> list[str]:
     """The lines that tell what a sweep is going to do."""
     todo = [point for point in points if not point.refusal and point.status != "completed"]
@@ -142,16 +156,31 @@ def plan(points: list[Point], sweep_folder: Path) -> list[str]:
     varying = _varying(points)
     labels = [_label(point, varying) for point in points]
     width = max(map(len, labels))
-    lines.append(f"{'job':>5}  {'levers and values':{width}}  effective batch = per device x processes x accumulated")
-    for point, label in zip(points, labels, strict=True):
-        if point.refusal:
-            state = f"refused: {point.refusal}"
-        else:
-            state = point.batch + {None: "", "completed": "  completed before"}.get(
-                point.status, f"  {point.status} before, runs again"
-            )
-        lines.append(f"{point.number:5}  {label:{width}}  {state}".rstrip())
+    columns = "effective batch = per device x processes x accumulated, predicted peak memory a process"
+    lines.append(f"{'job':>5}  {'levers and values':{width}}  {columns}")
+    lines += [f"{point.number:5}  {label:{width}}  {_outlook(point)}" for point, label in zip(points, labels, strict=True)]
     return lines
+
+
+def _outlook(point: Point) -> str:
+    if point.experiment is None:
+        return f"refused: {point.refusal}"
+    effective, per_device = point.experiment.batch_sizes(point.processes)
+    facts = [f"{effective} = {per_device} x {point.processes} x {point.experiment.accumulation.steps}"]
+    if point.predicted:
+        peak_mib, limit_mib = point.predicted["predicted_peak_mib"], _limit_mib(point.experiment)
+        fits = limit_mib is None or peak_mib <= limit_mib
+        facts.append(f"{peak_mib:.4g} MiB" + ("" if fits else f": does not fit {limit_mib:.4g} MiB"))
+    if point.status:
+        facts.append("completed before" if point.status == "completed" else f"{point.status} before, runs again")
+    return ", ".join(facts)
+
+
+def _limit_mib(experiment: Experiment) -> float | None:
+    """What a process may allocate, where something says so."""
+    if experiment.memory_limit_mib is not None or experiment.resolved_device().type == "cpu":
+        return experiment.memory_limit_mib
+    return total_memory_mib()
 
 
 def _varying(points: list[Point]) -> set[str]:
