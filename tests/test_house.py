@@ -20,7 +20,7 @@ FLOORS = [
     {"config", "logbook"},
     {"levers"},
     {"models", "data", "optimizer", "schedule", "saving", "meters"},
-    {"distributed"},
+    {"distributed", "signals"},
     {"refusal", "__init__"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -173,7 +173,8 @@ def run_under_torchrun(words: list[str], folder: Path, *, count: int, threads: i
     own = [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
     code, rank, kills = 0, None, num_kernel_kills()
     try:
-        run(parse_args(["--standalone", f"--nproc_per_node={count}", str(TRAIN), *words, *own]))
+        passed_on = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+        run(parse_args(["--standalone", passed_on, f"--nproc_per_node={count}", str(TRAIN), *words, *own]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode

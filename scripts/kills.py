@@ -1,0 +1,150 @@
+"""Kills runs at random moments, also while they save, resumes each until its end, and compares the bits of that end.
+
+python scripts/kills.py [--kills 100] [--seed 0]
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from fulcrum import config, launch, run, saving
+from fulcrum.preflight import choices, split
+
+TINY = ["model=resnet8", "data=synthetic", "data.image_size=8", "data.train_size=53", "data.test_size=101"]
+TINY += ["batch.effective=24", "epochs=12", "device=cpu", "threads=1", "resume=auto", "saving.every_steps=1"]
+HARD = [*TINY, "accumulation.steps=3", "model.dropout=0.3"]  # BatchNorm is there anyway
+CASES = {
+    "1 process, saving=last": ([*HARD, "saving=last"], 1),
+    "1 process, saving=all": ([*HARD, "saving=all"], 1),
+    "2 ranks, saving=last": ([*HARD, "saving=last", "parallelism=ddp"], 2),
+    "2 ranks, saving=all": ([*HARD, "saving=all", "parallelism=ddp"], 2),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100, help="at least so many, shared among the cases")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    asked = parser.parse_args()
+    draw = random.Random(asked.seed)
+    started = time.monotonic()
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (overrides, ranks) in CASES.items():
+            kills = kill(Path(folder) / name.replace(" ", "-"), overrides, ranks, asked.kills // len(CASES), draw)
+            print(f"{name}: {told(kills)}", flush=True)
+            total += kills
+    print(f"in all: {told(total)}, in {time.monotonic() - started:.0f} s on {os.cpu_count()} cores")
+    sys.exit(0 if total["runs"] == total["equal"] else 1)
+
+
+def told(kills: Counter[str]) -> str:
+    return (
+        f"{kills['kills']} kills ({kills['early']} before a checkpoint was there, {kills['saving']} with a file half written) "
+        f"in {kills['runs']} runs, {kills['equal']} of them ended bit-equal to the uninterrupted run"
+    )
+
+
+def kill(folder: Path, overrides: list[str], ranks: int, num_kills: int, draw: random.Random) -> Counter[str]:
+    """Runs to the end, over and over, until so many kills have been survived."""
+    folder.mkdir()
+    whole_s = time.monotonic()
+    ended = [wait(process) for process in start(folder / "whole", overrides, ranks)]
+    assert not any(ended), (folder / "whole.log").read_text()
+    whole_s = time.monotonic() - whole_s
+    counts: Counter[str] = Counter()
+    while counts["kills"] < num_kills:
+        here = folder / str(counts["runs"])
+        while not attempt(here, start(here, overrides, ranks), draw.uniform(0, whole_s), draw, counts):
+            pass
+        counts["runs"] += 1
+        counts["equal"] += is_equal(end_of(folder / "whole"), end_of(here))
+    return counts
+
+
+def attempt(folder: Path, processes: list[BaseProcess], seconds: float, draw: random.Random, counts: Counter[str]) -> bool:
+    """Whether a run reaches its end within so many seconds; else it is killed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(process.is_alive() for process in processes):
+        time.sleep(0.001)
+    is_over = not any(process.is_alive() for process in processes)
+    if not is_over:
+        for process in draw.sample(processes, len(processes)):
+            process.kill()
+        counts["kills"] += 1
+        counts["early"] += not saving.files(folder)
+        counts["saving"] += any(folder.glob(f"{saving.FOLDER}/*.partial"))
+    codes = [wait(process) for process in processes]
+    assert not is_over or not any(codes), Path(f"{folder}.log").read_text()
+    return is_over
+
+
+def wait(process: BaseProcess) -> int | None:
+    process.join()
+    return process.exitcode
+
+
+def start(folder: Path, overrides: list[str], ranks: int) -> list[BaseProcess]:
+    """The processes of one run, forks of a server that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fulcrum.preloaded"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    told = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes: list[BaseProcess] = []
+    for rank in range(ranks):
+        own = {**told, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "kills"} if ranks > 1 else {}
+        processes.append(context.Process(target=train, args=(folder, overrides, own)))
+        processes[-1].start()
+    return processes
+
+
+def train(folder: Path, overrides: list[str], environment: dict[str, str]) -> None:
+    """One process of a run, in a process of its own."""
+    os.environ.update(environment)
+    logging.basicConfig(filename=f"{folder}.log", level=logging.INFO, format="%(message)s")
+    with initialize_config_dir(str(launch.CONF), version_base="1.3"):
+        task, hydra = split(compose("config", overrides, return_hydra_config=True))
+    experiment = config.load(task)
+    summary = run.run(experiment, folder, run.Invocation(choices(hydra), overrides, __doc__ or "", 0, []))
+    sys.exit(summary.status != "completed")
+
+
+def end_of(folder: Path) -> dict[str, Any]:
+    """The last checkpoint of a run, without its times."""
+    checkpoint = saving.read(saving.find(str(folder), key="RUN"), key="RUN")
+    del checkpoint["train_s"]
+    for evaluation in checkpoint["evaluations"]:
+        del evaluation["train_s"]
+    return checkpoint
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    return bool(one == other)
+
+
+if __name__ == "__main__":
+    main()
