@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 import torch
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from fulcrum import saving
 from fulcrum.refusal import Refusal
@@ -201,6 +202,16 @@ def test_a_run_of_which_nothing_could_be_saved_has_failed(tmp_path):
     assert ended.optimizer_steps == 6
     assert ended.error.startswith("NothingSaved: nothing of this run is saved: the checkpoint of step 6 could not be saved")
     assert [*(tmp_path / FOLDER).iterdir()] == []
+
+
+def test_an_event_file_that_cannot_be_written_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, caplog):
+    def full(self, event):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(EventFileWriter, "add_event", full)
+    with caplog.at_level(logging.INFO):
+        assert run_here(TINY, tmp_path).status == "completed"
+    assert caplog.text.count("the event file cannot be written ([Errno 28] No space left on device)") == 1
 
 
 @pytest.mark.parametrize("part", ["checkpoints", "."])

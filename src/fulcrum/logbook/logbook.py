@@ -148,7 +148,10 @@ class Logbook:
             self.events.scalars(whole_run, self.summary.optimizer_steps)
             self.events.end_session(completed=self.summary.status == "completed")
             self.events.close()
-        self.summary.write(self.folder)
+        try:
+            self.summary.write(self.folder)
+        except OSError as error:
+            self.warn(f"summary.json cannot be written ({error}); it says running")
         accuracy = self.summary.metrics["eval_accuracy"]
         self.say(
             f"{self.summary.status} after {self.summary.optimizer_steps} steps in {seconds['wall']:.1f} s"
