@@ -83,14 +83,15 @@ def attempt(folder: Path, processes: list[BaseProcess], seconds: float, draw: ra
     while time.monotonic() < deadline and any(process.is_alive() for process in processes):
         time.sleep(0.001)
     is_over = not any(process.is_alive() for process in processes)
-    if not is_over:
-        for process in draw.sample(processes, len(processes)):
-            process.kill()
+    for process in draw.sample(processes, len(processes)):
+        process.kill()  # nothing to one that has ended
+    codes = [wait(process) for process in processes]
+    if is_over:
+        assert not any(codes), Path(f"{folder}.log").read_text()
+    else:
         counts["kills"] += 1
         counts["early"] += not saving.files(folder)
         counts["saving"] += any(folder.glob(f"{saving.FOLDER}/*.partial"))
-    codes = [wait(process) for process in processes]
-    assert not is_over or not any(codes), Path(f"{folder}.log").read_text()
     return is_over
 
 

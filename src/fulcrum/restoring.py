@@ -69,11 +69,13 @@ def write_adapter(network: nn.Module, folder: Path) -> None:
 
 
 def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
-    """Goes on from the checkpoint that `resume` names; `auto`: this directory's newest, where it has one."""
-    own = experiment.resume in ("none", "auto")
-    if own and ((experiment.resume == "none" and restarts == 0) or not saving.files(folder)):
+    """Goes on from the checkpoint that `resume` names; `auto`, and after a restart: this directory's newest, if there is one."""
+    source = experiment.resume
+    if saving.files(folder) and (source == "auto" or restarts > 0):
+        source = str(folder)
+    elif source in ("none", "auto"):
         return
-    path, loaded, damaged = saving.newest(str(folder) if own else experiment.resume, key="resume")
+    path, loaded, damaged = saving.newest(source, key="resume")
     for sentence in damaged:
         trainer.logbook.warn(f"{sentence}; going on from {path.name} instead")
     compare_settings(loaded.get("settings", {}), settings(experiment, trainer), path, trainer.logbook.say)
