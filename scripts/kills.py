@@ -63,10 +63,11 @@ def told(kills: Counter[str]) -> str:
 def kill(folder: Path, overrides: list[str], ranks: int, num_kills: int, draw: random.Random) -> Counter[str]:
     """Runs to the end, over and over, until so many kills have been survived."""
     folder.mkdir()
-    whole_s = time.monotonic()
-    ended = [wait(process) for process in start(folder / "whole", overrides, ranks)]
-    assert not any(ended), (folder / "whole.log").read_text()
-    whole_s = time.monotonic() - whole_s
+    for name in ("warm-up", "whole"):
+        started = time.monotonic()
+        ended = [wait(process) for process in start(folder / name, overrides, ranks)]
+        whole_s = time.monotonic() - started
+        assert not any(ended), (folder / f"{name}.log").read_text()
     counts: Counter[str] = Counter()
     while counts["kills"] < num_kills:
         here = folder / str(counts["runs"])

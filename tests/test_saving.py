@@ -204,11 +204,11 @@ def test_a_run_of_which_nothing_could_be_saved_has_failed(tmp_path):
     assert [*(tmp_path / FOLDER).iterdir()] == []
 
 
-def test_an_event_file_that_cannot_be_written_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, caplog):
+def test_an_event_file_that_cannot_be_written_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, caplog, at_step):
     def full(self, event):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(EventFileWriter, "add_event", full)
+    at_step(2, lambda: monkeypatch.setattr(EventFileWriter, "add_event", full))
     with caplog.at_level(logging.INFO):
         assert run_here(TINY, tmp_path).status == "completed"
     assert caplog.text.count("the event file cannot be written ([Errno 28] No space left on device)") == 1

@@ -23,8 +23,8 @@ from .trainer import Trainer
 
 # A resume refuses other values of these, under the keys as typed or all below a group; of any other setting it tells.
 FIXED = ("seed", "batch.effective", "steps of an epoch", "data", "model", "lora", "optimizer")
-FREE = ("optimizer.lr", "optimizer.lr_batch", "optimizer.lr_scaling", "optimizer.weight_decay", "optimizer.clip_norm")
-FREE += ("optimizer.momentum", "model.compile", "model.channels_last")
+RATES = ("optimizer.lr", "optimizer.lr_batch", "optimizer.lr_scaling")
+FREE = (*RATES, "optimizer.weight_decay", "optimizer.momentum", "optimizer.clip_norm", "model.compile", "model.channels_last")
 WHEREABOUTS = ("data.root", "data.download", "lora.base")
 
 
