@@ -399,4 +399,4 @@ def test_files_have_the_same_keys_under_every_lever_and_load_strictly_crosswise(
     for kind, words in KINDS.items():
         assert run_here([*second, *words, from_single], tmp_path / f"single-{kind}").optimizer_steps == 2
     for kind in (*KINDS, "ddp"):
-        assert run_here([*second, f"resume={tmp_path / kind}"], tmp_path / f"{kind}-single").optimizer_steps == 2
+        assert run_here([*second, f"resume={tmp_path / kind}"], tmp_path / f"from-{kind}").optimizer_steps == 2
