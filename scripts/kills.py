@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fulcrum import config, launch, run, saving
 from fulcrum.preflight import choices, split
 
 TINY = ["model=resnet8", "data=synthetic", "data.image_size=8", "data.train_size=53", "data.test_size=101"]
-TINY += ["batch.effective=24", "epochs=12", "device=cpu", "threads=1", "resume=auto", "saving.every_steps=1"]
+TINY += ["batch.effective=24", "epochs=8", "device=cpu", "threads=1", "resume=auto", "saving.every_steps=1"]
 HARD = [*TINY, "accumulation.steps=3", "model.dropout=0.3"]  # BatchNorm is there anyway
 CASES = {
     "1 process, saving=last": ([*HARD, "saving=last"], 1),
@@ -74,7 +73,10 @@ def kill(folder: Path, overrides: list[str], ranks: int, num_kills: int, draw: r
         while not attempt(here, start(here, overrides, ranks), draw.uniform(0, whole_s), draw, counts):
             pass
         counts["runs"] += 1
-        counts["equal"] += is_equal(end_of(folder / "whole"), end_of(here))
+        differs = difference(end_of(folder / "whole"), end_of(here))
+        counts["equal"] += differs is None
+        if differs:
+            print(f"{here.name} differs, {differs}")
     return counts
 
 
@@ -137,15 +139,15 @@ def end_of(folder: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def is_equal(one: Any, other: Any) -> bool:
-    """Bit for bit."""
+def difference(one: Any, other: Any, place: str = "") -> str | None:
+    """Where two values differ first, in any bit."""
     if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
+        return None if torch.equal(one, other) else f"{place}: by {(one - other).abs().max().item():.3g} at most"
+    if isinstance(one, dict) and one.keys() == other.keys():
+        return next(filter(None, (difference(one[key], other[key], f"{place}/{key}") for key in one)), None)
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(is_equal, one, other))
-    return bool(one == other)
+        return difference(dict(enumerate(one)), dict(enumerate(other)), place)
+    return None if one == other else f"{place}: {one} and {other}"
 
 
 if __name__ == "__main__":

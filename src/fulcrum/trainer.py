@@ -271,8 +271,8 @@ class Trainer:
             raise ValueError("another optimizer")
         if self.scaler.state_dict().keys() != state["scaler"].keys():
             raise ValueError("another precision: a loss scale belongs to fp16 alone")
-        # The settings are this run's, the parameters and their state the checkpoint's.
-        groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved, strict=True)]
+        # The settings are this run's, the parameters, their state and the learning rate of the last step the checkpoint's.
+        groups = [{**mine, "params": theirs["params"], "lr": theirs["lr"]} for mine, theirs in zip(own, saved, strict=True)]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(state["step"], state["skipped"], state["epoch"], state["tried_in_epoch"])
