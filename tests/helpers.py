@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -63,6 +64,17 @@ def train_py(*words: str, cwd: Path, timeout: float = 120, **environment: str) -
     """`python train.py …` as a person types it, in a folder of its own."""
     command = [sys.executable, str(ROOT / "train.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env={**os.environ, **environment})
+
+
+def torchrun(*words: str, cwd: Path, ranks: int = 2, options: Sequence[str] = (), sitecustomize: str = "", timeout: float = 60):
+    """A foreign `torchrun … train.py …`; `sitecustomize` is code that every process runs first."""
+    (cwd / "site").mkdir(exist_ok=True)
+    (cwd / "site" / "sitecustomize.py").write_text(sitecustomize)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *options]
+    path = os.pathsep.join([str(cwd / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [*command, str(ROOT / "train.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=environment)
 
 
 def checkpoint(folder: Path, name: str = "last") -> dict:

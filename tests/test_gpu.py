@@ -35,3 +35,13 @@ def test_a_set_kept_in_host_memory_gives_the_batches_of_a_resident_one():
     for one, other in zip(resident.epoch(1), sent.epoch(1), strict=True):
         assert one.labels_N.device.type == other.labels_N.device.type == "cuda"
         assert torch.equal(resident.inputs(one), sent.inputs(other))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_run_goes_on_on_another_device(tmp_path, first, then, optimizer):
+    overrides = [*TINY, "model.norm=none", f"optimizer={optimizer}"]
+    run_here([*overrides, "device=cpu"], tmp_path / "whole")
+    run_here([*overrides, f"device={first}", "max_steps=4", "saving.every_steps=1"], tmp_path / "run")
+    assert run_here([*overrides, f"device={then}", "resume=auto"], tmp_path / "run").status == "completed"
+    assert largest_difference(weights(tmp_path / "whole"), weights(tmp_path / "run")) < 1e-4

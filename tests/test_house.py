@@ -22,7 +22,7 @@ FLOORS = [
     {"config", "logbook"},
     {"levers"},
     {"models", "data", "optimizer", "schedule", "saving", "meters"},
-    {"distributed", "textbook"},
+    {"distributed", "signals", "textbook"},
     {"refusal", "__init__"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

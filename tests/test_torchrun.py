@@ -1,16 +1,14 @@
 """Several processes: started by us, by torchrun, apart in time, failing, on two nodes."""
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from helpers import ROOT, TINY, largest_difference, summary, train_py, weights
+from helpers import ROOT, TINY, largest_difference, summary, torchrun, train_py, weights
 
 LATE_RANK_1 = "import os, time\nif os.environ.get('RANK') == '1': time.sleep(2)\n"
 FAILING_RANK_1 = """
@@ -37,16 +35,6 @@ if os.environ.get("RANK") == "1":
         return result
     trainer.Trainer.step = drifting
 """
-
-
-def torchrun(*words: str, cwd: Path, ranks: int = 2, sitecustomize: str = "", timeout: float = 60):
-    """A foreign `torchrun … train.py …`; `sitecustomize` is code that every process runs first."""
-    (cwd / "site").mkdir(exist_ok=True)
-    (cwd / "site" / "sitecustomize.py").write_text(sitecustomize)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    environment = {**os.environ, "PYTHONPATH": str(cwd / "site"), "OMP_NUM_THREADS": "1"}
-    command = [*command, str(ROOT / "train.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=environment)
 
 
 def test_ranks_that_start_seconds_apart_share_one_directory_and_one_set_of_files(tmp_path):

@@ -4,7 +4,6 @@ With launch.py and processes.py the only file that reads environment variables.
 """
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -92,12 +91,6 @@ def _store() -> dist.TCPStore:
     """A connection to the store of the torchrun agent."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
-
-
-def ignore_signals() -> None:
-    """From here on Ctrl-C and SIGTERM do nothing: this process is about to end, and what it writes must not be cut off."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import config, distributed
 from .logbook.summary import Summary
-from .preflight import as_typed, as_typed_for_hydra, check_folder, choices, num_processes, preflight, split
 from .prediction import predict
+from .preflight import as_typed, as_typed_for_hydra, check_folder, choices, num_processes, preflight, split
 from .processes import (
     COMMAND,
     INTERRUPTED,
@@ -39,6 +39,7 @@ from .processes import (
     start_server,
 )
 from .refusal import Refusal, parse_overrides
+from .signals import NUMBERS, ignore_signals
 from .sweep.rows import levers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -154,7 +155,8 @@ def start_sweep(master: DictConfig) -> None:
     from .sweep import points
 
     start_server()  # imports what the jobs need while their configurations are checked
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a sweep as Ctrl-C does
+    for number in NUMBERS:
+        signal.signal(number, signal.default_int_handler)  # each ends a sweep as Ctrl-C does
     folder = Path(master.hydra.sweep.dir).absolute()
     if master.hydra.sweeper._target_ == points.BASIC_SWEEPER:
         points.interleave(master)
@@ -171,7 +173,7 @@ def end_sweep(folder: Path) -> bool:
     """Compares the jobs of a sweep that is over; says whether all of them completed."""
     from . import sweep
 
-    distributed.ignore_signals()
+    ignore_signals()  # a second one must not cut off the comparison
     comparison = sweep.compare([folder])
     sweep.write(comparison, folder)
     sweep.show(comparison)

@@ -17,9 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from .distributed import ignore_signals
 from .logbook.events import end_session_of
 from .logbook.summary import SUMMARY, Summary, set_aside
+from .signals import ignore_signals
 
 REFUSED, NOT_COMPLETED, INTERRUPTED = 2, 1, 130
 COMMAND = "FULCRUM_COMMAND"  # what the person typed, handed to the processes of a run
@@ -50,8 +50,8 @@ def _context() -> ForkServerContext | SpawnContext:
 def run_job(asked: Summary, words: list[str], folder: Path, *, predicted: dict[str, Any] | None) -> dict[str, Any]:
     """The record of one job of a sweep, `train.py words…` in a fresh process; what it prints goes to its own train.log.
 
-    asked: what its summary says where it cannot write one itself. predicted: its memory, where it was predicted. A job that is already there, complete, is not run
-    again; another attempt that is there is set aside.
+    asked: what its summary says where it cannot write one itself. predicted: its memory, where that was predicted.
+    A job that is already there, complete, is not run again; another attempt that is there is set aside.
     """
     if finished := completed_record(folder, asked.overrides):
         return finished
@@ -185,7 +185,8 @@ def run_under_torchrun(words: list[str], folder: Path, *, count: int, threads: i
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its tables bury the error of the rank
     code, rank, kills = 0, None, num_kernel_kills()
     try:
-        run(parse_args(["--standalone", f"--nproc_per_node={count}", str(TRAIN), *words, *goes_to(folder)]))
+        passed_on = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+        run(parse_args(["--standalone", passed_on, f"--nproc_per_node={count}", str(TRAIN), *words, *goes_to(folder)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode

@@ -4,6 +4,9 @@ Loading is strict and whole: a file of another network is refused naming the fir
 """
 
 import os
+from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,35 @@ from .logbook import Summary
 from .refusal import Refusal
 from .trainer import Trainer
 
+# A resume refuses other values of these, under the keys as typed or all below a group; of any other setting it tells.
+FIXED = ("seed", "batch.effective", "steps of an epoch", "data", "model", "lora", "optimizer")
+RATES = ("optimizer.lr", "optimizer.lr_batch", "optimizer.lr_scaling")
+FREE = (*RATES, "optimizer.weight_decay", "optimizer.momentum", "optimizer.clip_norm", "model.compile", "model.channels_last")
+WHEREABOUTS = ("data.root", "data.download", "lora.base")
 
-def checkpoint(trainer: Trainer, splits: Splits, summary: Summary) -> dict[str, Any]:
+
+def checkpoint(experiment: Experiment, trainer: Trainer, splits: Splits, summary: Summary) -> dict[str, Any]:
     """Plain tensors and plain data. `model` has the names of the plain network under every lever."""
     base, adapter = split_state(trainer.network.state_dict())
     metrics = {key: value for key, value in summary.metrics.items() if value is not None}
     history = {"evaluations": summary.evaluations, "train_s": trainer.logbook.train_s_before + trainer.stopwatch.seconds["train"]}
     normalisation = {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
-    return {"model": base, "adapter": adapter, **trainer.state(), "metrics": metrics, "data": normalisation, **history}
+    state = {**trainer.state(), "settings": settings(experiment, trainer)}
+    return {"model": base, "adapter": adapter, **state, "metrics": metrics, "data": normalisation, **history}
+
+
+def settings(experiment: Experiment, trainer: Trainer) -> dict[str, Any]:
+    """All that the course of a run depends on, as plain data under the keys as typed."""
+    feed, choices = trainer.train_feed, trainer.logbook.summary.choices
+    found: dict[str, Any] = {"seed": trainer.seed, "batch.effective": feed.batch_size, "steps of an epoch": feed.num_steps}
+    found |= {"epochs": trainer.epochs, "processes": feed.num_processes, "device": trainer.device.type}
+    found |= {group: choices.get(group) for group in ("precision", "checkpointing", "data", "optimizer", "schedule")}
+    for group in ("accumulation", "lora", "model", "data", "optimizer", "schedule"):
+        option = getattr(experiment, group)
+        names = {field.name for field in fields(option)} - set(getattr(option, "unused", ()))
+        values = {f"{group}.{name}": getattr(option, name) for name in sorted(names)}
+        found |= {key: value.name if isinstance(value, Enum) else value for key, value in values.items()}
+    return {key: value for key, value in found.items() if key not in WHEREABOUTS}
 
 
 def write_adapter(network: nn.Module, folder: Path) -> None:
@@ -45,21 +69,22 @@ def write_adapter(network: nn.Module, folder: Path) -> None:
 
 
 def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
-    """Goes on from the checkpoint that `resume` names; `auto`: this directory's newest, where it has one."""
-    if experiment.resume == "none" and restarts == 0:
+    """Goes on from the checkpoint that `resume` names; `auto`, and after a restart: this directory's newest, if there is one."""
+    source = experiment.resume
+    if saving.files(folder) and (source == "auto" or restarts > 0):
+        source = str(folder)
+    elif source in ("none", "auto"):
         return
-    if experiment.resume in ("none", "auto"):
-        path = folder / saving.FOLDER / "last.pt"
-        if not path.is_file():
-            return
-    else:
-        path = saving.find(experiment.resume, key="resume")
-    loaded = saving.read(path, key="resume")
+    path, loaded, damaged = saving.newest(source, key="resume")
+    for sentence in damaged:
+        trainer.logbook.warn(f"{sentence}; going on from {path.name} instead")
+    compare_settings(loaded.get("settings", {}), settings(experiment, trainer), path, trainer.logbook.say)
     restore(trainer.network, loaded, f"resume={path}")
     try:
         trainer.load_state(loaded)
     except (KeyError, ValueError, RuntimeError) as error:
         raise Refusal(f"resume={path} was saved under other settings ({error}); use the same settings") from error
+    announce_horizon(loaded["settings"]["epochs"], trainer)
     metrics = dict(loaded.get("metrics", {}))
     if path.parent != folder / saving.FOLDER:  # the best checkpoint stays in the other directory
         metrics |= {"best_eval_accuracy": None, "best_epoch": None}
@@ -67,6 +92,31 @@ def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: 
     trainer.logbook.summary.evaluations[:] = loaded.get("evaluations", [])
     trainer.logbook.train_s_before = loaded.get("train_s", 0.0)
     trainer.logbook.say(f"resuming from {path}: {trainer.progress.epoch} epochs, {trainer.progress.step} steps done")
+
+
+def compare_settings(theirs: dict[str, Any], ours: dict[str, Any], path: Path, say: Callable[[str], None]) -> None:
+    """Refuses a checkpoint of other settings key by key; says which ones change where a run can go on under others."""
+    different = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
+    changes = {key: f"{key}={_typed(theirs.get(key))} there and {_typed(ours.get(key))} here" for key in different}
+    if refused := [changes[key] for key in different if key not in FREE and key.startswith(FIXED)]:
+        raise Refusal(f"resume={path} was saved under other settings: {', '.join(refused)}; use the same, or another checkpoint")
+    if different:
+        say(f"from here on under other settings than {path.name} was saved under: {', '.join(changes.values())}")
+
+
+def _typed(value: Any) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def announce_horizon(epochs_before: int, trainer: Trainer) -> None:
+    """The learning rate is a function of the step and the horizon: another horizon moves it, which is said."""
+    before, now = epochs_before * trainer.train_feed.num_steps, trainer.num_steps
+    if before != now:
+        step = trainer.progress.step
+        trainer.logbook.warn(
+            f"the schedule ends after {now} steps instead of {before}: at step {step} the learning rate goes on "
+            f"from {trainer.learning_rate(now):.4g} instead of {trainer.learning_rate(before):.4g}, never above its peak"
+        )
 
 
 def restore(network: nn.Module, checkpoint: dict[str, Any], source: str) -> None:

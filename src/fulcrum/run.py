@@ -1,10 +1,7 @@
 """The story of one run, and `build_model`: the order in which the levers act."""
 
 import re
-import signal
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,13 +14,15 @@ from . import config
 from .config import Experiment
 from .data import Feed, Splits
 from .data.feed import fits
-from .distributed import World, ignore_signals, main_process_first, process_group, report_end, reported_end, world
+from .distributed import World, main_process_first, process_group, report_end, reported_end, world
 from .logbook import Logbook, Summary
 from .logbook.card import card, describe, environment, hparams
 from .meters.memory import MemoryMeter, blocks_mib, limited, return_memory_at_once, tensor_mib
 from .meters.time import StepClock, Stopwatch, process_age_s
 from .refusal import Refusal
 from .restoring import checkpoint, load_base, resume, write_adapter
+from .saving import Writer
+from .signals import Interrupted, Stop, ignore_signals, signals_ask_to_stop
 from .trainer import Diverged, Progress, Trainer
 
 
@@ -44,10 +43,6 @@ OUT_OF_MEMORY = re.compile(
     "can't allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not create a memory|"
     "could not (create|execute) a primitive(?! descriptor)"  # a descriptor fails where a layer is not supported
 )
-
-
-class Interrupted(BaseException):
-    """SIGTERM: somebody wants this process to end."""
 
 
 def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary:
@@ -77,12 +72,12 @@ def run(experiment: Experiment, folder: Path, invocation: Invocation) -> Summary
             return summary  # that directory is another run's: nothing of it is touched
     for warning in invocation.warnings:
         logbook.warn(warning)
-    with signals_interrupt():
+    with signals_ask_to_stop() as stop:
         try:
             with process_group(experiment.parallelism.backend_for(device), device):
-                train(experiment, folder, invocation, here, device, logbook, stopwatch, clock)
+                train(experiment, folder, invocation, here, device, logbook, stopwatch, clock, stop)
             summary.status = "completed"
-        except (Exception, KeyboardInterrupt, Interrupted) as error:
+        except (Exception, Interrupted) as error:
             ignore_signals()  # a second one must not cut off the summary
             summary.status, summary.error = name_end(error)
             peers_end = reported_end()
@@ -105,6 +100,7 @@ def train(
     logbook: Logbook,
     stopwatch: Stopwatch,
     clock: StepClock,
+    stop: Stop,
 ) -> None:
     """Builds everything in order, tells what it is, and trains."""
     summary = logbook.summary
@@ -163,11 +159,17 @@ def train(
         from_step=trainer.progress.step,
     )
 
+    def not_saved(sentence: str) -> None:
+        summary.failed_saves += 1
+        logbook.warn(sentence)
+
+    writer = Writer(experiment.saving, folder, on_failure=not_saved)
+
     def save(*, is_best: bool) -> None:
         record_progress(summary, trainer.progress)
         if here.is_main:
             with stopwatch.section("save"):
-                experiment.saving.write(checkpoint(trainer, splits, summary), folder, is_best=is_best)
+                writer.save(checkpoint(experiment, trainer, splits, summary), is_best=is_best)
 
     try:
         limit = limited(experiment.memory_limit_mib, device, trainer.held_bytes())
@@ -178,11 +180,16 @@ def train(
                 eval_every=experiment.eval_every_epochs,
                 saving=experiment.saving,
                 save=save,
+                stop=stop,
             )
-        if here.is_main and experiment.saving.writes:
-            write_adapter(network, folder)
+        with stopwatch.section("save"):
+            writer.finish()
+            if here.is_main and experiment.saving.writes:
+                write_adapter(network, folder)
         memory.agree()
     finally:
+        with stopwatch.section("save"):
+            writer.wait()
         memory.stop()
         record_progress(summary, trainer.progress)
         summary.memory.update(blocks_mib(network, optimizer))
@@ -278,24 +285,8 @@ def name_end(error: BaseException) -> tuple[str, str]:
         return "refused", line
     if isinstance(error, Diverged):
         return "diverged", line
-    if isinstance(error, (KeyboardInterrupt, Interrupted)):
+    if isinstance(error, Interrupted):
         return "interrupted", "stopped by a signal"
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or OUT_OF_MEMORY.search(line):
         return "oom", line
     return "failed", f"{type(error).__name__}: {line}"
-
-
-@contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM ends the run as Ctrl-C does; afterwards both signals mean what they meant before."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise Interrupted
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

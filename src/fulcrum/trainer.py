@@ -23,6 +23,7 @@ from .meters.time import StepClock, Stopwatch
 from .optimizer import clip_gradients
 from .saving import Saving
 from .schedule import Schedule
+from .signals import Interrupted, Stop
 
 
 class Diverged(ArithmeticError):
@@ -78,6 +79,7 @@ class Trainer:
     clock: StepClock
     memory: MemoryMeter
     progress: Progress = field(default_factory=Progress)
+    epoch_loss: "WeightedMean" = field(default_factory=lambda: WeightedMean())
 
     def step(self, batch: Batch) -> tuple[Tensor, bool]:
         """One optimizer step on this process's part of a batch.
@@ -103,17 +105,29 @@ class Trainer:
 
     def set_learning_rate(self) -> float:
         """The schedule moves with applied steps only."""
-        steps_per_epoch = self.train_feed.num_steps
-        num_steps = self.epochs * steps_per_epoch
-        factor = self.schedule.factor(self.progress.step, num_steps=num_steps, steps_per_epoch=steps_per_epoch)
+        learning_rate = self.learning_rate(self.num_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.peak_lr * factor
-        return self.peak_lr * factor
+            group["lr"] = learning_rate
+        return learning_rate
 
-    def fit(self, *, max_steps: int | None, log_every: int, eval_every: int, saving: Saving, save: Callable) -> None:
-        """Trains from `progress` to the end: `epochs`, or `max_steps` applied steps. save(is_best) writes a checkpoint."""
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of all epochs: the horizon of the schedule."""
+        return self.epochs * self.train_feed.num_steps
+
+    def learning_rate(self, num_steps: int) -> float:
+        """Of the next step, under a schedule that ends after `num_steps`."""
+        steps_per_epoch = self.train_feed.num_steps
+        return self.peak_lr * self.schedule.factor(self.progress.step, num_steps=num_steps, steps_per_epoch=steps_per_epoch)
+
+    def fit(self, *, max_steps: int | None, log_every: int, eval_every: int, saving: Saving, save: Callable, stop: Stop) -> None:
+        """Trains from `progress` to the end: `epochs`, or `max_steps` applied steps. save(is_best) writes a checkpoint.
+
+        Raises Interrupted, after saving, at the step boundary that follows a `stop` asked of any process.
+        """
+        stop.can_wait = True
         window = Window()
-        epoch_loss = WeightedMean()
+        batch: Batch | None = None
         while self.progress.epoch < self.epochs and not self._reached(max_steps):
             self.model.train()
             self.memory.start_epoch(self.held_bytes())
@@ -129,37 +143,50 @@ class Trainer:
                 self.progress.step += applied
                 self.progress.skipped += not applied
                 window.add(loss, applied, batch.step_size)
-                if (tried + 1) % log_every == 0:
-                    self._log(window, epoch_loss)
+                log_due = (tried + 1) % log_every == 0
+                stopping = self.parallelism.any_asks(stop.asked, self.device, at_log_point=log_due)
+                save_due = stopping or (applied and saving.due_at_step(self.progress.step))
+                if log_due or save_due:
+                    self._log(window)
                     window = Window()
-                if applied and saving.due_at_step(self.progress.step):
-                    self._log(window, epoch_loss)
-                    window = Window()
-                    save(is_best=False)
+                if save_due:
+                    self._save(save, is_best=False)
                     self.clock.restart()
+                if stopping:
+                    raise Interrupted
                 if self._reached(max_steps):
                     break
-            del batch  # is not held while evaluating
+            batch = None  # is not held while evaluating
             self.memory.stop()
-            self._log(window, epoch_loss)
+            self._log(window)
             window = Window()
-            self._end_epoch(max_steps, eval_every, saving, save, epoch_loss)
-            epoch_loss = WeightedMean()
+            self._end_epoch(max_steps, eval_every, saving, save)
+        if self._reached(max_steps) and not self._is_evaluated():  # a run that was killed in between goes on here
+            self._end_epoch(max_steps, eval_every, saving, save)
         if self.progress.step == 0:
             raise Diverged(f"all {self.progress.skipped} steps overflowed; use a lower precision.init_scale or more epochs")
 
     def _reached(self, max_steps: int | None) -> bool:
         return max_steps is not None and self.progress.step >= max_steps
 
-    def _end_epoch(
-        self, max_steps: int | None, eval_every: int, saving: Saving, save: Callable, epoch_loss: "WeightedMean"
-    ) -> None:
+    def _is_evaluated(self) -> bool:
+        evaluations = self.logbook.summary.evaluations
+        return bool(evaluations) and evaluations[-1]["step"] == self.progress.step
+
+    def _save(self, save: Callable, *, is_best: bool) -> None:
+        """Leaves the last good checkpoint where the losses were finite and the weights no longer are."""
+        if not math.isfinite(torch.nn.utils.get_total_norm(self.network.parameters())):
+            raise Diverged(f"the weights are not finite after step {self.progress.step}; use a lower optimizer.lr")
+        save(is_best=is_best)
+
+    def _end_epoch(self, max_steps: int | None, eval_every: int, saving: Saving, save: Callable) -> None:
         """What comes after the last step of an epoch, or of the run."""
-        if epoch_loss.weight:
-            self.logbook.summary.metrics["train_loss"] = epoch_loss.value()
+        if self.epoch_loss.weight:
+            self.logbook.summary.metrics["train_loss"] = self.epoch_loss.value()
         epoch = self.progress.epoch + 1  # the one just trained, counted from 1
         if self.progress.tried_in_epoch >= self.train_feed.num_steps:
             self.progress.epoch, self.progress.tried_in_epoch = epoch, 0
+            self.epoch_loss = WeightedMean()
         self.parallelism.check_drift(self.network)
         at_end = self.progress.epoch == self.epochs or self._reached(max_steps)
         is_best = False
@@ -181,9 +208,9 @@ class Trainer:
                 train_s=self.stopwatch.seconds["train"],
             )
         if at_end or is_best or saving.due_at_epoch(epoch):
-            save(is_best=is_best)
+            self._save(save, is_best=is_best)
 
-    def _log(self, window: Window, epoch_loss: "WeightedMean") -> None:
+    def _log(self, window: Window) -> None:
         """A log point: reads the losses since the last one, the one wait of the loop for the device."""
         if not window.losses:
             return
@@ -195,7 +222,7 @@ class Trainer:
                 raise Diverged(f"the loss is {loss} at step {first_step + index}; use a lower optimizer.lr")
             if applied:
                 window_loss.add(loss, samples)
-                epoch_loss.add(loss, samples)
+                self.epoch_loss.add(loss, samples)
         if self.scaler.value is not None and self.scaler.value < 1:
             raise Diverged(
                 f"gradients overflow fp16 at any scale at step {first_step + len(losses) - 1}; "
@@ -234,29 +261,22 @@ class Trainer:
             "skipped": self.progress.skipped,
             "epoch": self.progress.epoch,
             "tried_in_epoch": self.progress.tried_in_epoch,
-            "plan": self.plan(),
+            "epoch_loss": [self.epoch_loss.total, self.epoch_loss.weight],
         }
 
-    def plan(self) -> dict[str, int]:
-        """What the place in an epoch depends on."""
-        feed = self.train_feed
-        return {"seed": self.seed, "batch.effective": feed.batch_size, "steps an epoch": feed.num_steps}
-
     def load_state(self, state: dict[str, Any]) -> None:
-        """Raises ValueError where the state belongs to another plan, optimizer or precision; nothing is loaded then."""
-        if differing := [key for key, value in self.plan().items() if state["plan"][key] != value]:
-            was, now = ({key: plan[key] for key in differing} for plan in (state["plan"], self.plan()))
-            raise ValueError(f"it has {was}, this run has {now}")
+        """Raises ValueError where the state belongs to another optimizer or precision; nothing is loaded then."""
         own, saved = self.optimizer.param_groups, state["optimizer"]["param_groups"]
         if [group.keys() for group in own] != [group.keys() for group in saved]:
             raise ValueError("another optimizer")
         if self.scaler.state_dict().keys() != state["scaler"].keys():
             raise ValueError("another precision: a loss scale belongs to fp16 alone")
-        # The settings are this run's, the parameters and their state the checkpoint's.
-        groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved, strict=True)]
+        # The settings are this run's, the parameters, their state and the learning rate of the last step the checkpoint's.
+        groups = [{**mine, "params": theirs["params"], "lr": theirs["lr"]} for mine, theirs in zip(own, saved, strict=True)]
         self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(state["step"], state["skipped"], state["epoch"], state["tried_in_epoch"])
+        self.epoch_loss = WeightedMean(*state["epoch_loss"])
 
 
 @torch.no_grad()
@@ -289,8 +309,8 @@ def evaluate(
 class WeightedMean:
     """A mean over samples, absent where there were none."""
 
-    def __init__(self) -> None:
-        self.total, self.weight = 0.0, 0
+    def __init__(self, total: float = 0.0, weight: int = 0) -> None:
+        self.total, self.weight = total, weight
 
     def add(self, value: float, weight: int) -> None:
         self.total += value * weight

@@ -67,6 +67,10 @@ class Parallelism:
         """The sum over processes."""
         return values
 
+    def any_asks(self, asked: bool, device: torch.device, *, at_log_point: bool) -> bool:
+        """Whether any process was asked to stop: the same answer, after the same step, on all of them."""
+        return asked
+
     def share_buffers(self, model: nn.Module) -> None:
         """Gives every process the buffers of rank 0."""
 
@@ -122,6 +126,13 @@ class Ddp(Parallelism):
         values = values.clone()
         dist.all_reduce(values)
         return values
+
+    def any_asks(self, asked: bool, device: torch.device, *, at_log_point: bool) -> bool:
+        if device.type == "cuda" and not at_log_point:  # the host would wait for the device in every step
+            return False
+        flag = torch.tensor(asked, dtype=torch.int32, device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
 
     def share_buffers(self, model: nn.Module) -> None:
         for buffer in model.buffers():

@@ -6,8 +6,10 @@ TensorBoard takes the columns from the first run it finds and merges chart layou
 every run. Of the records of a run it keeps the first of each kind.
 """
 
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,9 @@ FLUSH_S = 10  # a kill loses the points of this long at most
 SESSION_START, SESSION_END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 
 
+log = logging.getLogger("fulcrum")
+
+
 class Events:
     """The event file of one run, in its own directory. A resumed run opens a second one there."""
 
@@ -57,6 +62,7 @@ class Events:
 
         self.folder = folder
         self.writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
+        self.has_failed = False
 
     def start_session(self, hparams: dict[str, Any], *, group: str, start_time: float, from_step: int = 0) -> None:
         """The columns, the charts, and this run's values: one for every column, perhaps more.
@@ -101,10 +107,10 @@ class Events:
         self._record(SESSION_END, session_end_info=end)
 
     def flush(self) -> None:
-        self.writer.flush()
+        self._unless_failed(self.writer.flush)
 
     def close(self) -> None:
-        self.writer.close()
+        self._unless_failed(self.writer.close)
 
     def _record(self, tag: str, **content: Any) -> None:
         """One of the records of HParams; they have no value, only what describes it."""
@@ -125,7 +131,17 @@ class Events:
     def _add(self, *, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self.writer.add_event(Event(wall_time=time.time(), step=step, **content))
+        event = Event(wall_time=time.time(), step=step, **content)
+        self._unless_failed(lambda: self.writer.add_event(event))
+
+    def _unless_failed(self, act: Callable[[], None]) -> None:
+        """A disk that is full ends the curves, not the run."""
+        if not self.has_failed:
+            try:
+                act()
+            except OSError as error:
+                self.has_failed = True
+                log.warning("warning: the event file cannot be written (%s); the run goes on without it", error)
 
 
 def group_name(folder: Path, overrides: list[str]) -> str:

@@ -151,7 +151,10 @@ class Logbook:
             self.events.scalars(whole_run, self.summary.optimizer_steps)
             self.events.end_session(completed=self.summary.status == "completed")
             self.events.close()
-        self.summary.write(self.folder)
+        try:
+            self.summary.write(self.folder)
+        except OSError as error:
+            self.warn(f"summary.json cannot be written ({error}); it says running")
         for line in memory_lines(self.summary.memory):
             self.say(line)
         accuracy = self.summary.metrics["eval_accuracy"]

@@ -47,6 +47,7 @@ class Summary:
     optimizer_steps: int = 0
     skipped_steps: int = 0
     epochs: int = 0
+    failed_saves: int = 0
     learning_rate: dict[str, float] = field(default_factory=dict)
     precision: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -76,6 +77,7 @@ class Summary:
 
     def write(self, folder: Path) -> None:
         """Rewrites the file whole."""
+        folder.mkdir(parents=True, exist_ok=True)  # whoever removed it while the run went on: what came out stays
         temporary = folder / f"{SUMMARY}.partial"
         temporary.write_text(self.to_json())
         os.replace(temporary, folder / SUMMARY)
