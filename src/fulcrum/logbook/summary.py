@@ -65,7 +65,9 @@ class Summary:
         )
     )
     model: dict[str, int] = field(default_factory=dict)
+    data: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, str | bool] = field(default_factory=dict)
     error: str | None = None
 
     def claim(self, folder: Path, *, again: bool) -> None:
