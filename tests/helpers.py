@@ -52,6 +52,7 @@ def run_recorded(overrides: list[str], folder: Path) -> Summary:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         (folder / ".hydra").mkdir()
         OmegaConf.save(compose("config", overrides), folder / ".hydra" / "config.yaml")
+    OmegaConf.save({"hydra": {"runtime": {"cwd": str(Path.cwd())}}}, folder / ".hydra" / "hydra.yaml")
     return summary
 
 
@@ -60,6 +61,7 @@ def script(name: str, *words: object) -> int:
     GlobalHydra.instance().clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [name, *map(str, words)])
+        patch.chdir(Path.cwd())  # comes back where the script goes elsewhere
         try:
             runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
         except SystemExit as exit:

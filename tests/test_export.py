@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from fulcrum import adapters, export, record, saving, tensorfile
 from fulcrum.data import Images, Splits
 from fulcrum.finished import reopen
 from fulcrum.logbook.source import source
-from helpers import ROOT, TINY, checkpoint, composed, run_recorded, script, summary, train_py
+from helpers import TINY, checkpoint, composed, run_recorded, script, summary
 
 
 @pytest.fixture(scope="module", params=[["lora=r4"], ["model=resnet18", "max_steps=1"]], ids=str)
@@ -68,28 +66,23 @@ def test_a_value_is_quoted_so_that_hydra_reads_it_as_it_was():
         assert composed([f"data.root={record.quoted(value)}"])[0].data.root == value
 
 
-def test_a_run_that_is_run_again_has_the_same_weights_and_what_differs_is_named(tmp_path):
-    assert train_py(*TINY, "seed=null", "model.dropout=0.3", "hydra.run.dir=run", cwd=tmp_path).returncode == 0
-    changed = summary(tmp_path / "run")
+def test_a_run_that_is_run_again_has_the_same_weights_and_what_differs_is_named(tmp_path, capsys):
+    folder = tmp_path / "run"
+    run_recorded([*TINY, "seed=null", "model.dropout=0.3"], folder)
+    changed = summary(folder)
     changed["environment"]["torch"], changed["data"]["sha256"] = "1.0", "0"
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(changed))
-    done = rerun(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "the same weights, bit for bit" in done.stdout
-    assert "environment.torch: 1.0 then" in done.stdout
-    assert "data.sha256: 0 then" in done.stdout
-    assert summary(tmp_path / "run-again")["seed"] == changed["seed"]
-    saved = checkpoint(tmp_path / "run")
+    (folder / "summary.json").write_text(json.dumps(changed))
+    assert script("rerun", folder) == 0
+    told = capsys.readouterr().out
+    assert "the same weights, bit for bit" in told
+    assert "environment.torch: 1.0 then" in told
+    assert "data.sha256: 0 then" in told
+    assert summary(tmp_path / "run-again")["command"] == f"python scripts/rerun.py {folder}"
+    saved = checkpoint(folder)
     saved["model"]["fc.bias"][0] += 1
-    saving.write_atomically(saved, tmp_path / "run" / "checkpoints" / "last.pt")
-    done = rerun(tmp_path, "--out", "other")
-    assert done.returncode == 1
-    assert "other weights: 1 of" in done.stdout
-
-
-def rerun(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "rerun.py"), "run", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    saving.write_atomically(saved, folder / "checkpoints" / "last.pt")
+    assert script("rerun", folder, "--out", tmp_path / "other") == 1
+    assert "other weights: 1 of" in capsys.readouterr().out
 
 
 def test_a_run_records_its_data_and_its_source(tmp_path):
