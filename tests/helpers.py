@@ -2,16 +2,18 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 from fulcrum import config, launch
 from fulcrum.config import Experiment
@@ -42,6 +44,32 @@ def run_here(overrides: list[str], folder: Path) -> Summary:
     """One run in this process."""
     experiment, choices = composed(overrides)
     return run(experiment, folder, Invocation(choices, overrides, "test", experiment.seed or 0, []))
+
+
+def run_recorded(overrides: list[str], folder: Path) -> Summary:
+    """One run in this process that leaves .hydra/ too, as train.py does."""
+    summary = run_here(overrides, folder)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        (folder / ".hydra").mkdir()
+        OmegaConf.save(compose("config", overrides), folder / ".hydra" / "config.yaml")
+    OmegaConf.save({"hydra": {"runtime": {"cwd": str(Path.cwd())}}}, folder / ".hydra" / "hydra.yaml")
+    return summary
+
+
+def script(name: str, *words: object) -> int:
+    """The exit code of `python scripts/<name>.py words…`, in this process."""
+    GlobalHydra.instance().clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *map(str, words)])
+        patch.chdir(Path.cwd())  # comes back where the script goes elsewhere
+        try:
+            runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+        except SystemExit as exit:
+            if isinstance(exit.code, str):
+                raise AssertionError(exit.code) from exit
+            return exit.code or 0
+    return 0
 
 
 def run_on_ranks(jobs: list[tuple[list[str], Path]], *, ranks: int, default_dtype: str = "float32") -> None:

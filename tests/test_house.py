@@ -10,18 +10,21 @@ SOURCE = ROOT / "src" / "fulcrum"
 
 # From the top down; a module may import from floors below its own, and from its own package.
 FLOORS = [
-    {"preloaded"},
+    {"preloaded", "finished", "record"},
     {"launch"},
     {"sweep"},
     {"explain", "preflight", "processes"},
     {"budget", "prediction"},
     {"estimate"},
     {"run"},
+    {"peft_files"},
+    {"adapters"},
     {"restoring"},
     {"trainer"},
     {"config", "logbook"},
+    {"export"},
     {"levers"},
-    {"models", "data", "optimizer", "schedule", "saving", "meters"},
+    {"models", "data", "optimizer", "schedule", "saving", "meters", "tensorfile"},
     {"distributed", "signals", "textbook"},
     {"refusal", "__init__"},
 ]

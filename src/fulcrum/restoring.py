@@ -3,7 +3,6 @@
 Loading is strict and whole: a file of another network is refused naming the first difference, never half loaded.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import fields
 from enum import Enum
@@ -13,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import saving
+from . import saving, tensorfile
 from .config import Experiment
 from .data import Splits
 from .levers.lora import split_state
 from .logbook import Summary
+from .models import HEAD
 from .refusal import Refusal
 from .trainer import Trainer
 
@@ -33,9 +33,8 @@ def checkpoint(experiment: Experiment, trainer: Trainer, splits: Splits, summary
     base, adapter = split_state(trainer.network.state_dict())
     metrics = {key: value for key, value in summary.metrics.items() if value is not None}
     history = {"evaluations": summary.evaluations, "train_s": trainer.logbook.train_s_before + trainer.stopwatch.seconds["train"]}
-    normalisation = {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
     state = {**trainer.state(), "settings": settings(experiment, trainer)}
-    return {"model": base, "adapter": adapter, **state, "metrics": metrics, "data": normalisation, **history}
+    return {"model": base, "adapter": adapter, **state, "metrics": metrics, "data": normalisation(splits), **history}
 
 
 def settings(experiment: Experiment, trainer: Trainer) -> dict[str, Any]:
@@ -52,20 +51,9 @@ def settings(experiment: Experiment, trainer: Trainer) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in WHEREABOUTS}
 
 
-def write_adapter(network: nn.Module, folder: Path) -> None:
-    """adapter.safetensors: all that a LoRA run changed: adapters, head and BatchNorm statistics."""
-    state = network.state_dict()
-    _, adapter = split_state(state)
-    if not adapter:
-        return
-    from safetensors.torch import save_file
-
-    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
-    changed = {name: tensor.contiguous() for name, tensor in state.items() if name not in frozen}
-    path = folder / saving.FOLDER / "adapter.safetensors"
-    temporary = path.with_name(f"{path.name}.partial")
-    save_file(changed, temporary)
-    os.replace(temporary, path)
+def normalisation(splits: Splits) -> dict[str, list[float]]:
+    """How pixels from 0 to 255 are scaled, as plain data."""
+    return {"mean": splits.mean_C.tolist(), "std": splits.std_C.tolist()}
 
 
 def resume(experiment: Experiment, folder: Path, trainer: Trainer, *, restarts: int) -> None:
@@ -132,20 +120,38 @@ def load_base(experiment: Experiment, network: nn.Module) -> None:
     """Puts the weights of `lora.base` under the adapters; a head of another size stays as it was made."""
     if experiment.lora.base is None or "base" in experiment.lora.unused:
         return
-    path = saving.find(experiment.lora.base, key="lora.base")
-    load_weights(network, saving.read(path, key="lora.base")["model"], f"lora.base={path}")
+    weights = plain_weights(experiment.lora.base, key="lora.base")
+    head = {f"{HEAD}.{name}": tensor for name, tensor in network.get_submodule(HEAD).state_dict().items()}
+    if any(name in weights and weights[name].shape != tensor.shape for name, tensor in head.items()):
+        weights = {**weights, **head}
+    load_weights(network, weights, f"lora.base={experiment.lora.base}")
+
+
+def plain_weights(where: str, *, key: str) -> dict[str, torch.Tensor]:
+    """The weights of a run directory, of a checkpoint, or of a file as `scripts/export.py` writes it."""
+    if where.endswith(".safetensors"):
+        return tensorfile.read(Path(where), key=key)[0]
+    loaded = saving.read(saving.find(where, key=key), key=key)
+    if loaded.get("adapter"):
+        raise Refusal(f"{key}={where} holds adapters, a base cannot; use what python scripts/merge.py {where} writes")
+    return loaded["model"]
 
 
 def load_weights(network: nn.Module, weights: dict[str, Any], source: str) -> None:
     """Loads strictly, or refuses naming the first keys that differ; never half a file."""
-    own = {name: tensor.shape for name, tensor in split_state(network.state_dict())[0].items()}
-    theirs = {name: tensor.shape for name, tensor in weights.items()}
+    check_shapes(split_state(network.state_dict())[0], weights, source)
+    network.load_state_dict(weights, strict=False)  # all plain names are there; adapters are loaded beside
+
+
+def check_shapes(expected: dict[str, torch.Tensor], given: dict[str, torch.Tensor], source: str) -> None:
+    """Refuses names and shapes that differ, naming the first."""
+    own = {name: tensor.shape for name, tensor in expected.items()}
+    theirs = {name: tensor.shape for name, tensor in given.items()}
     if differing := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
         raise Refusal(
             f"{source} is of another network: {len(differing)} tensors differ, the first is {differing[0]} "
             f"({shape(theirs, differing[0])} there, {shape(own, differing[0])} here); use the same model settings"
         )
-    network.load_state_dict(weights, strict=False)  # all plain names are there; adapters are loaded beside
 
 
 def shape(shapes: dict[str, torch.Size], name: str) -> str:

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import config
+from . import adapters, config
 from .config import Experiment
 from .data import Feed, Splits
 from .data.feed import fits
 from .distributed import World, main_process_first, process_group, report_end, reported_end, world
 from .logbook import Logbook, Summary
 from .logbook.card import card, describe, environment, hparams
+from .logbook.source import source
 from .meters.memory import MemoryMeter, blocks_mib, limited, return_memory_at_once, tensor_mib
 from .meters.time import StepClock, Stopwatch, process_age_s
 from .refusal import Refusal
-from .restoring import checkpoint, load_base, resume, write_adapter
+from .restoring import checkpoint, load_base, normalisation, resume
 from .saving import Writer
 from .signals import Interrupted, Stop, ignore_signals, signals_ask_to_stop
 from .trainer import Diverged, Progress, Trainer
@@ -143,7 +144,7 @@ def train(
     )
     resume(experiment, folder, trainer, restarts=here.restarts)
 
-    record_setup(summary, experiment, network, device, here)
+    record_setup(summary, experiment, network, splits, device, here)
     lines = card(
         summary,
         lr_batch=experiment.optimizer.lr_batch,
@@ -185,7 +186,7 @@ def train(
         with stopwatch.section("save"):
             writer.finish()
             if here.is_main and experiment.saving.writes:
-                write_adapter(network, folder)
+                adapters.write(experiment, network, normalisation(splits), folder)
         memory.agree()
     finally:
         with stopwatch.section("save"):
@@ -231,7 +232,9 @@ def build_feeds(
     return train_feed, Feed(splits.test, **shared)
 
 
-def record_setup(summary: Summary, experiment: Experiment, network: nn.Module, device: torch.device, here: World) -> None:
+def record_setup(
+    summary: Summary, experiment: Experiment, network: nn.Module, splits: Splits, device: torch.device, here: World
+) -> None:
     """What is known of a run before its first step: what was asked for and what is in force."""
     effective, per_device = experiment.batch_sizes(here.size)
     summary.batch = {
@@ -254,6 +257,14 @@ def record_setup(summary: Summary, experiment: Experiment, network: nn.Module, d
         "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
     }
     summary.environment = environment(device)
+    if here.is_main:
+        summary.source = source()
+        summary.data = describe_data(experiment, splits)
+
+
+def describe_data(experiment: Experiment, splits: Splits) -> dict[str, int | str]:
+    sizes = {"train": len(splits.train), "test": len(splits.test), "classes": experiment.data.num_classes()}
+    return {**sizes, "sha256": splits.fingerprint()}
 
 
 def record_progress(summary: Summary, progress: Progress) -> None:

@@ -1,5 +1,6 @@
 """What every data option shares: its settings, and the form in which it gives its images."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ..refusal import at_least
+
+SAMPLE = 100  # images of a split whose pixels its fingerprint reads
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Splits:
     test: Images
     mean_C: Tensor
     std_C: Tensor
+
+    def fingerprint(self) -> str:
+        """sha256 over all labels and the pixels of about a hundred images, spread over each split."""
+        digest = hashlib.sha256()
+        for images in (self.train, self.test):
+            sample_NCHW = images.images_NCHW[:: max(1, len(images) // SAMPLE)]
+            digest.update(f"{tuple(images.images_NCHW.shape)}\n".encode())
+            for tensor in (images.labels_N, sample_NCHW):
+                digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 @dataclass(kw_only=True, slots=True)

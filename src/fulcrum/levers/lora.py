@@ -63,18 +63,18 @@ class Lora(NoLora):
 
     def apply(self, model: nn.Module) -> None:
         """Freezes the base and puts adapters in place; parameter names of the base stay as they are."""
-        targeted = self.targeted(model)
-        model.requires_grad_(False)
-        model.get_submodule(HEAD).requires_grad_(True)
-        for name in targeted:
-            parent, _, child = name.rpartition(".")
-            layer = model.get_submodule(name)
-            adapted = LoraConv2d if isinstance(layer, nn.Conv2d) else LoraLinear
-            setattr(
-                model.get_submodule(parent),
-                child,
-                adapted(layer, rank=self.rank, alpha=self.alpha, dropout=self.dropout),  # type: ignore[arg-type]
-            )
+        adapt(model, self.targeted(model), rank=self.rank, alpha=self.alpha, dropout=self.dropout)
+
+
+def adapt(model: nn.Module, layers: list[str], *, rank: int, alpha: float, dropout: float) -> None:
+    """Freezes all but the head and puts an adapter beside each of the named layers."""
+    model.requires_grad_(False)
+    model.get_submodule(HEAD).requires_grad_(True)
+    for name in layers:
+        parent, _, child = name.rpartition(".")
+        layer = model.get_submodule(name)
+        adapted = LoraConv2d if isinstance(layer, nn.Conv2d) else LoraLinear
+        setattr(model.get_submodule(parent), child, adapted(layer, rank=rank, alpha=alpha, dropout=dropout))  # type: ignore[arg-type]
 
 
 def _names(target: str, layer: str) -> bool:

@@ -70,6 +70,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # other ones add in another order
         "machine": platform.machine(),
         "cpu": processor(),
         "platform": platform.platform(),

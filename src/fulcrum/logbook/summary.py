@@ -59,7 +59,9 @@ class Summary:
     time: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(TIMES))
     memory: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(MEMORY))
     model: dict[str, int] = field(default_factory=dict)
+    data: dict[str, int | str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, str | bool] = field(default_factory=dict)
     error: str | None = None
 
     def claim(self, folder: Path, *, again: bool) -> None:
