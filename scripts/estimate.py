@@ -98,9 +98,7 @@ def by_formula(typed: argparse.Namespace) -> None:
         matrices = [matrix(word) for word in typed.lora_matrices]
         adapters = textbook.lora_parameters(matrices, rank=typed.lora_rank)
         of = sum(num_out * num_in for num_out, num_in in matrices)
-        print(
-            f"LoRA of rank {typed.lora_rank} trains {adapters:,} parameters for {of:,} of these weights ({100 * adapters / of:.2f} %)"
-        )
+        print(f"rank {typed.lora_rank} trains {adapters:,} parameters for {of:,} of these weights ({100 * adapters / of:.2f} %)")
     blocks = textbook.textbook(
         typed.parameters,
         recipe=typed.recipe,
@@ -162,9 +160,8 @@ def answer(predicted: Estimate, budget_gib: float, largest: int | None, ways: li
     lines.append(f"This configuration needs {predicted.peak_mib / 1024:.2f} GiB. ")
     if not ways:
         return [*lines, "No lever makes it fit; use a smaller batch or network."]
-    lines[-1] += (
-        "It fits with (floating-point operations of a step against now; what formats and smaller kernels bring or cost is not in it):"
-    )
+    lines[-1] += "It fits with one of these; × is the floating-point operations of a step to those of now, which say nothing of"
+    lines.append("what a number format or smaller kernels do to the time:")
     return lines + [f"  {' '.join(way.overrides)}: {way.peak_mib / 1024:.2f} GiB, × {way.flops_ratio:.2f}" for way in ways[:5]]
 
 

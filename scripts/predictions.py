@@ -44,7 +44,7 @@ SIZES = {"fp32": "data.image_size=32", "bf16": "data.image_size=32", "fp16": "da
 class Point:
     overrides: list[str]
     predicted: Estimate
-    measured: dict[str, float]
+    measured: dict[str, Any]
 
     def error(self, block: str) -> float | None:
         """Predicted to measured - 1; None where there is nothing to predict."""
@@ -78,8 +78,7 @@ def compared(words: list[str], shown: list[str]) -> Point:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         summary = run(experiment, Path(folder), Invocation(preflight.choices(composed.hydra), words, "predictions", 0, []))
     assert summary.status == "completed", summary.error
-    memory: dict[str, Any] = summary.memory
-    return Point(shown, predicted, {"peak_mib": memory["peak_mib"], **{block: memory.get(block) for block in BLOCKS}})
+    return Point(shown, predicted, summary.memory)
 
 
 def line(point: Point) -> str:

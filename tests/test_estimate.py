@@ -79,7 +79,7 @@ def test_the_parts_of_the_activation_block_add_up_to_it():
     experiment, _ = composed(SMALL)
     predicted = estimate(experiment)
     assert sum(part.mib for part in predicted.held) == pytest.approx(predicted.activations_mib)
-    assert {part.layer.partition(".")[0] for part in predicted.held} >= {"input", "conv1", "layer1", "layer2", "layer3", "fc"}
+    assert {part.layer.partition(".")[0] for part in predicted.held} >= {"input", "conv1", "layer1", "layer2", "layer3"}
     assert max(moment.mib for moment in predicted.timeline) == predicted.peak_mib
 
 
@@ -131,12 +131,12 @@ def test_the_largest_batch_fits_and_the_next_one_does_not():
 
 
 def test_ways_to_fit_are_ranked_by_what_they_add():
-    experiment, _ = composed([*SMALL, "model=resnet20"])
+    experiment, _ = composed(SMALL)
     peak_mib = estimate(experiment).peak_mib
     ways = ways_to_fit(experiment, 0.75 * peak_mib)
     assert ways
     for way in ways:
-        asked, _ = composed([*SMALL, "model=resnet20", *way.overrides])
+        asked, _ = composed([*SMALL, *way.overrides])
         assert estimate(asked).peak_mib == way.peak_mib <= 0.75 * peak_mib
     assert [round(way.flops_ratio, 2) for way in ways] == sorted(round(way.flops_ratio, 2) for way in ways)
     assert ways_to_fit(experiment, 0.1) == []
@@ -146,16 +146,10 @@ def test_the_answer_to_a_budget_agrees_with_a_limit(tmp_path):
     """Of the process's private memory, which is about a tenth more than what tensors take."""
     wide = [*TINY, "data.image_size=32", "data.train_size=1024", "data.test_size=64", "max_steps=2", "saving=none"]
     experiment, _ = composed(wide)
-    number = largest_per_device(experiment, 60)
-    for per_device, status in ((int(0.8 * number), "completed"), (int(1.3 * number), "oom")):
-        words = [
-            *wide,
-            "batch.effective=null",
-            f"batch.per_device={per_device}",
-            "memory_limit_mib=60",
-            f"hydra.run.dir={status}",
-        ]
-        train_py(*words, cwd=tmp_path)
+    number = largest_per_device(experiment, 150)
+    for per_device, status in ((int(0.8 * number), "completed"), (int(1.2 * number), "oom")):
+        batch = ["batch.effective=null", f"batch.per_device={per_device}"]
+        train_py(*wide, *batch, "memory_limit_mib=150", f"hydra.run.dir={status}", cwd=tmp_path)
         assert summary(tmp_path / status)["status"] == status
 
 

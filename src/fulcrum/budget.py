@@ -89,7 +89,9 @@ def ways_to_fit(
     none. How fast a format or a smaller kernel is they do not tell.
     """
     place: dict[str, Any] = {"num_processes": num_processes, "device": device, "sizes": sizes or sizes_of(experiment.data)}
-    flops = estimate(experiment, **place).flops_per_image
+    now = estimate(experiment, **place)
+    if now.parameters_mib + now.buffers_mib + now.data_mib > budget_mib:
+        return []  # no lever makes these smaller
     off = [lever for lever in LEVERS if is_off(experiment, lever)]
     for num_levers in range(1, len(off) + 1):
         ways = []
@@ -101,7 +103,11 @@ def ways_to_fit(
                 predicted = estimate(asked, **place)
                 if predicted.peak_mib <= budget_mib:
                     ways.append(
-                        Way(list(words(experiment, asked, pulled)), predicted.peak_mib, predicted.flops_per_image / flops)
+                        Way(
+                            list(words(experiment, asked, pulled)),
+                            predicted.peak_mib,
+                            predicted.flops_per_image / now.flops_per_image,
+                        )
                     )
         if ways:
             return sorted(ways, key=lambda way: round(way.flops_ratio, 2))

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ def estimate(
     device = device or experiment.resolved_device()
     sizes = sizes or sizes_of(experiment.data)
     tracer = Tracer(device)
-    with fake_tensors(), tracer, tracer.names_layers():
+    with as_if_present(device), fake_tensors(), tracer, tracer.names_layers():
         trainer = build_trainer(experiment, num_processes, device, sizes, tracer)
         num_in_epoch = trainer.train_feed.num_steps
         check_num_steps(experiment, num_steps=num_in_epoch, num_images=sizes.num_train, num_processes=num_processes)
@@ -165,7 +166,7 @@ def build_trainer(experiment: Experiment, num_processes: int, device: torch.devi
     train_feed, test_feed = build_feeds(experiment, splits, device, World(size=num_processes), effective, seed=0)
     scaler = experiment.precision.scaler(network, device)
     if isinstance(scaler, LossScaler):  # which gradients overflow no trace can know: every step is applied
-        scaler.scaler.step = lambda optimizer: optimizer.step()  # type: ignore[method-assign, assignment, misc]
+        scaler.scaler.step = lambda optimizer: optimizer.step()  # type: ignore[method-assign, misc]
         scaler.value = 0.0  # the scale reads as 1, so it does not fall
     nobody: Any = None  # step does not use them
     return Trainer(
@@ -347,6 +348,20 @@ def fake_tensors() -> FakeTensorMode:
     mode = FakeTensorMode()
     mode.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
     return mode
+
+
+@contextmanager
+def as_if_present(device: torch.device) -> Iterator[None]:
+    """Inside, what torch asks before it autocasts for a GPU is answered with yes where there is none, and all images fit."""
+    if device.type != "cuda" or torch.cuda.is_available():
+        yield
+        return
+    with (
+        patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+        patch.object(torch.cuda, "mem_get_info", return_value=(2**60, 2**60)),
+    ):
+        yield
 
 
 def fake_splits(sizes: Sizes) -> Splits:
