@@ -39,6 +39,7 @@ def pixels(count: int = 16) -> torch.Tensor:
 
 
 def test_the_file_says_what_it_takes_to_use_it(runs):
+    assert adapter_file(runs).stat().st_mode == (runs / "adapted" / "checkpoints" / "last.pt").stat().st_mode
     with safe_open(adapter_file(runs), "pt") as file:
         about = json.loads(file.metadata()["fulcrum"])
         names = set(file.keys())

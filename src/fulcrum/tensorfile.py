@@ -14,13 +14,14 @@ ABOUT = "fulcrum"  # the key of the file's metadata that holds ours
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Whole under its own name, or not at all. about: plain data that is kept with the tensors, as JSON."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     temporary = path.with_name(f"{path.name}.partial")
     try:
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, temporary, metadata={"format": "pt", ABOUT: json.dumps(about)})
-        with open(temporary, "rb") as file:
+        with open(temporary, "wb") as file:  # not save_file, whose files nobody else may read
+            file.write(save(contiguous, metadata={"format": "pt", ABOUT: json.dumps(about)}))
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
