@@ -1,6 +1,6 @@
 """Measures what a feature costs: pairs of runs that differ in it alone, side by side, as ratios of wall time.
 
-python scripts/benchmark.py saving [--pairs 3] [--steps 40] [override ...]      a checkpoint every 10 steps against none, ResNet-18
+python scripts/benchmark.py saving [--pairs 3] [--steps 40] [override ...]     a checkpoint every 10 steps against none, ResNet-18
 """
 
 import argparse
