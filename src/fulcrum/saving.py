@@ -253,8 +253,8 @@ def _load(path: Path) -> dict[str, Any]:
         raise Damaged(f"cannot be read ({error.strerror})") from error
     if not content:
         raise Damaged("is empty")
-    signed, digest = content[: -len(MARK) - NUM_DIGITS], content[-NUM_DIGITS:]
-    if content[len(signed) : -NUM_DIGITS] == MARK and hashlib.sha256(signed).hexdigest().encode() != digest:
+    covered, digest = content[: -len(MARK) - NUM_DIGITS], content[-NUM_DIGITS:]
+    if content[len(covered) : -NUM_DIGITS] == MARK and hashlib.sha256(covered).hexdigest().encode() != digest:
         raise Damaged("is damaged: its bytes are not those that were written")
     try:
         checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
