@@ -106,6 +106,8 @@ def estimate(
     """What one of the processes of a run will need, without allocating any of it. model.compile is left out: what a
     compiler fuses is known once it has compiled."""
     device = device or experiment.resolved_device()
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)  # what fake tensors say
     sizes = sizes or sizes_of(experiment.data)
     tracer = Tracer(device)
     with as_if_present(device), fake_tensors(), tracer, tracer.names_layers():
@@ -208,7 +210,7 @@ class Tracer(TorchDispatchMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.on_cpu = device.type == "cpu"
+        self.device = device
         self.granule = 512 if device.type == "cuda" else 1  # CUDA's allocator rounds up to it
         self.storages: dict[int, Made] = {}
         self.num_made = 0
@@ -249,6 +251,10 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default:
             return 1.0  # a number that the host reads: the loss scale, or the count of AdamW's steps
+        if func is aten._pin_memory.default:
+            return args[0]  # memory of the host
+        if func is aten._fused_sgd_.default:
+            return None  # in place, and not known to fake tensors
         if func is torch.ops.prim.device.default:
             return func(*args)  # the question where a fake tensor would be
         if self.phase == "forward" and torch._C._current_autograd_node() is not None:
@@ -258,7 +264,7 @@ class Tracer(TorchDispatchMode):
         result = func(*args, **kwargs)
         for tensor in tensors_in(result):
             self._add(tensor, func)
-        extra_bytes = temporary_bytes(func, args, result) if self.on_cpu else 0
+        extra_bytes = temporary_bytes(func, args, result) if self.device.type == "cpu" else 0
         self.peak_bytes = max(self.peak_bytes, self.current_bytes + extra_bytes)
         if self.phase != "setup":
             self.timeline.append(Moment(self.phase, (self.current_bytes + extra_bytes) / MIB))
@@ -269,7 +275,7 @@ class Tracer(TorchDispatchMode):
     def _add(self, tensor: Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.storages:
+        if key in self.storages or tensor.device != self.device:
             return
         size = -(-storage.nbytes() // self.granule) * self.granule
         outside = "loss" if self.phase == "forward" else self.phase
@@ -345,7 +351,7 @@ class Shortened(Accumulation):
 
 def fake_tensors() -> FakeTensorMode:
     """The mode, without its memory of which fake tensor stands for which: `Module.to` refuses to move remembered ones."""
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(allow_fallback_kernels=False)  # a fallback would allocate
     mode.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
     return mode
 
