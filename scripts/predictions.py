@@ -2,6 +2,7 @@
 
 python scripts/predictions.py                 about four minutes on 2 CPU cores
 python scripts/predictions.py --every 16      every sixteenth configuration, and no file is written
+python scripts/predictions.py --device cuda   on a GPU; no file is written
 """
 
 import argparse
@@ -35,8 +36,8 @@ GRID = {
     "optimizer": ("sgd", "adamw"),
     "batch.effective": ("32", "64"),
 }
-COMMON = ["data=synthetic", "data.train_size=128", "data.test_size=128", "epochs=1", "max_steps=2", "saving=none", "device=cpu"]
-COMMON += ["threads=2", "precision.init_scale=4"]
+COMMON = ["data=synthetic", "data.train_size=128", "data.test_size=128", "epochs=1", "max_steps=2", "saving=none", "threads=2"]
+COMMON += ["precision.init_scale=4"]
 SIZES = {"fp32": "data.image_size=32", "bf16": "data.image_size=32", "fp16": "data.image_size=8"}  # fp16 is emulated, and slow
 
 
@@ -55,16 +56,17 @@ class Point:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", metavar="N", type=int, default=1, help="take every Nth configuration only")
-    every = parser.parse_args().every
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    typed = parser.parse_args()
     launch.register()
     points = []
-    for options in itertools.islice(itertools.product(*GRID.values()), 0, None, every):
+    for options in itertools.islice(itertools.product(*GRID.values()), 0, None, typed.every):
         overrides = [f"{group}={option}" for group, option in zip(GRID, options, strict=True)]
-        points.append(compared([*overrides, *COMMON, SIZES[options[1]]], overrides))
+        points.append(compared([*overrides, *COMMON, SIZES[options[1]], f"device={typed.device}"], overrides))
         print(line(points[-1]), flush=True)
-    report = "\n".join(markdown(points))
+    report = "\n".join(markdown(points, typed.device))
     print(report)
-    if every == 1:
+    if typed.every == 1 and typed.device == "cpu":
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}\n{report}\n{END}{rest.partition(END)[2]}")
 
@@ -90,8 +92,8 @@ def line(point: Point) -> str:
     )
 
 
-def markdown(points: list[Point]) -> Iterator[str]:
-    yield f"{len(points)} configurations, on {platform.machine()}, torch {torch.__version__.partition('+')[0]}, 2 threads:"
+def markdown(points: list[Point], device: str) -> Iterator[str]:
+    yield f"{len(points)} configurations, on {device} ({platform.machine()}, torch {torch.__version__.partition('+')[0]}):"
     yield ""
     yield from (f"- `{group}`: {', '.join(options)}" for group, options in GRID.items())
     yield ""

@@ -1,8 +1,8 @@
 """The memory of a run before it starts: its own code, traced on fake tensors.
 
 A fake tensor has a shape, a type and a device but no data, so `build_model`, `Feed`, `Trainer.step` and `evaluate` run as
-they will in training, in a second and for any size, while their storages are counted as they come and go. The first
-steps and evaluation batches are traced, the same that `MemoryMeter` listens to. What a kernel takes while it runs no
+they will in training, in a second and for any size, while their storages are counted as they come and go: a step with
+the optimizer's state in place and an evaluation batch, as `MemoryMeter` hears them. What a kernel takes while it runs no
 trace can see; `temporary_bytes` has the kernels in which it matters.
 """
 
@@ -15,7 +15,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +68,8 @@ class Moment:
 class Estimate:
     """The predicted blocks of memory, with the names and definitions of summary.json's `memory`.
 
-    held: the activation block in parts; timeline: the second step, operation by operation; flops_per_image: products and
-    sums of one image in a step, recomputation included.
+    held: the activation block in parts; timeline: a step and an evaluation batch, operation by operation; flops_per_image:
+    products and sums of one image in a step, recomputation included.
     """
 
     peak_mib: float
@@ -104,13 +103,13 @@ def estimate(
     experiment: Experiment, *, num_processes: int = 1, device: torch.device | None = None, sizes: Sizes | None = None
 ) -> Estimate:
     """What one of the processes of a run will need, without allocating any of it. model.compile is left out: what a
-    compiler fuses is known once it has compiled."""
+    compiler fuses is known once it has compiled. A CUDA device has to be there: autograd asks for it."""
     device = device or experiment.resolved_device()
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)  # what fake tensors say
     sizes = sizes or sizes_of(experiment.data)
     tracer = Tracer(device)
-    with as_if_present(device), fake_tensors(), tracer, tracer.names_layers():
+    with fake_tensors(), tracer, tracer.names_layers():
         trainer = build_trainer(experiment, num_processes, device, sizes, tracer)
         num_in_epoch = trainer.train_feed.num_steps
         check_num_steps(experiment, num_steps=num_in_epoch, num_images=sizes.num_train, num_processes=num_processes)
@@ -354,20 +353,6 @@ def fake_tensors() -> FakeTensorMode:
     mode = FakeTensorMode(allow_fallback_kernels=False)  # a fallback would allocate
     mode.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
     return mode
-
-
-@contextmanager
-def as_if_present(device: torch.device) -> Iterator[None]:
-    """Inside, what torch asks before it autocasts for a GPU is answered with yes where there is none, and all images fit."""
-    if device.type != "cuda" or torch.cuda.is_available():
-        yield
-        return
-    with (
-        patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
-        patch.object(torch.cuda, "is_bf16_supported", return_value=True),
-        patch.object(torch.cuda, "mem_get_info", return_value=(2**60, 2**60)),
-    ):
-        yield
 
 
 def fake_splits(sizes: Sizes) -> Splits:
