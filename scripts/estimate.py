@@ -53,6 +53,8 @@ def main() -> None:
     typed = parser.parse_intermixed_args()
     try:
         above("--budget-gib", typed.budget_gib, 0)
+        if typed.figure is not None and typed.figure.suffix not in (".png", ".svg", ".pdf"):
+            raise Refusal(f"--figure={typed.figure} must end in .png, .svg or .pdf; use for example step.png")
         if typed.parameters is not None:
             by_formula(typed)
         else:

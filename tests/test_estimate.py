@@ -188,6 +188,7 @@ def test_json_has_the_keys_of_the_summary_and_the_answer_to_a_budget(tmp_path):
         (["precison=bf16"], "did you mean 'precision'"),
         (["batch.effective=100", "accumulation=x8"], "use a multiple of 8"),
         (["--budget-gib=0"], "--budget-gib=0 must be"),
+        (["--figure=step.doc"], ".png, .svg or .pdf"),
         (["--parameters=-1"], "parameters=-1"),
         (["--parameters=7e9", "--lora-rank=8", "--lora-matrices", "4096"], "OUTxIN"),
         (["--budget-gig=1"], "--help"),
