@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fulcrum.refusal import Refusal
-from fulcrum.sweep import Comparison, compare, show, write
+from fulcrum.sweep import Comparison, compare, rows, show, write
 from fulcrum.sweep.figures import memory as draw_memory
 from fulcrum.sweep.groups import frontier
 from fulcrum.sweep.noise import counts, measured, noise_of, student_t
@@ -84,6 +84,17 @@ def test_an_effect_is_the_geometric_mean_over_pairs_that_differ_in_one_lever(tmp
     assert precision.accuracy_difference == pytest.approx(0.0)
     assert accumulation.ratio["peak_mib"] == pytest.approx(0.4)
     assert accumulation.accuracy_difference == pytest.approx(0.03)
+
+
+def test_a_lever_that_is_added_to_the_list_alone_is_compared_and_drawn(tmp_path, monkeypatch):
+    monkeypatch.setitem(rows.OFF, "freezing", "none")
+    monkeypatch.setitem(OFF, "freezing", "none")
+    make_run(tmp_path / "0-fp32")
+    make_run(tmp_path / "1-fp32-first", freezing="first", step_ms=50.0)
+    comparison = compare([tmp_path])
+    write(comparison, tmp_path)
+    assert said(comparison, "freezing=first against none", "0.50 × the step time")
+    assert "freezing" in (tmp_path / "comparison.html").read_text()
 
 
 def test_every_job_is_a_row_whatever_its_status(tmp_path):

@@ -120,7 +120,7 @@ def legend_above(canvas: "Canvas", handles: list[Any]) -> None:
 
 
 def option_number(lever: str, option: str) -> int:
-    known = ORDER[lever]
+    known = ORDER.get(lever, (OFF[lever],))  # of a lever that is not listed the off option alone has its place
     return known.index(option) if option in known else len(known)
 
 
